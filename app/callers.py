@@ -1,7 +1,7 @@
 """Callers and their grants: the only place where grants are applied.
 
 An `Authorizer` identifies the caller of each request; `app.tokens` has the one for access tokens.
-Before it reads the body, the HTTP gateway checks the route's scope and the channel that path or query
+Before it reads the body, the admission of a request checks the route's scope and the channel that path or query
 names. Routes and reconciliation check everything else through `Caller` (channels that bodies, frames
 and interests name) and `Readable` (the part of the store that the grants cover).
 """

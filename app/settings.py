@@ -233,6 +233,11 @@ class Settings(BaseModel):
     log_format: Literal["text", "json"] = Field(
         "text", description="form of a log line: text for people, or a JSON object"
     )
+    fast_lane: bool = Field(
+        True,
+        description="call the hottest routes without the web framework; false: all by the framework, "
+        "with the same replies and more time",
+    )
     cors_origins: CommaList = Field(
         [],
         description="web origins whose pages can read, publish and reconcile here; * is every page, "

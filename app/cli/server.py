@@ -38,7 +38,7 @@ import uvloop
 
 from app.cli.output import CliError, Exit
 from app.errors import Problem, SettingsError
-from app.http.application import create_app
+from app.http.application import application_of
 from app.http.metrics import giving_metrics
 from app.http.server import NodeServer, WaitingServer, serving
 from app.limits import DEFAULT_LIMITS, Limits
@@ -163,7 +163,7 @@ async def _serve(
             return signals.caught
         if worker is not None:
             await closing.enter_async_context(giving_metrics(node, worker))
-        server = NodeServer(create_app(node), node)
+        server = NodeServer(application_of(node), node)
         signals.let_stop(server)
         gc.collect()
         gc.freeze()

@@ -1,1 +1,1 @@
-"""The HTTP interface: one gateway around every route, FastAPI for those that are not hot."""
+"""The HTTP interface: a FastAPI application, and the server that `sdstore serve` starts for it."""

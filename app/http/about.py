@@ -8,24 +8,26 @@ from html import escape
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from app.callers import Rate, Scope
+from app.callers import Rate
 from app.errors import Code, Problem
+from app.http.admission import Anybody, Reader
 from app.http.call import Reply
 from app.http.forms import Form
 from app.http.metrics import all_metrics, own_metrics
-from app.http.openapi import TEXT, Document, reply
+from app.http.models import Alive, Info, Ready
+from app.http.openapi import TEXT, Document, documented, reply
 from app.http.replies import json_only
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.node import Node
 from recon.limits import PROTOCOL_VERSION, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from sdstore.sds.codec import DECODER_VERSION
 from sdstore.sds.digest import ENTRY_CONTEXT
 
-health = Routes("health")
-routes = Routes("node")
+router = APIRouter(tags=["health"], route_class=NodeRoute)
+router = APIRouter(tags=["node"], route_class=NodeRoute)
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -34,14 +36,14 @@ dd { margin: 0; } section { border-top: 1px solid #8886; } :root { color-scheme:
 """
 
 
-@health.add("GET /livez", Scope.OPEN)
-async def livez(call: CurrentCall) -> Reply:  # noqa: ARG001
+@router.get("/livez", **documented({200: reply("The process answers", Alive)}))
+async def livez(call: Anybody) -> Reply:  # noqa: ARG001
     """The process answers."""
     return json_only({"status": "alive"})
 
 
-@health.add("GET /readyz", Scope.OPEN)
-async def readyz(call: CurrentCall) -> Reply:
+@router.get("/readyz", **documented({200: reply("Ready", Ready)}))
+async def readyz(call: Anybody) -> Reply:
     """The node serves messages; `not_ready` with the reason otherwise.
 
     `refuses_messages` is the reason while the disk is nearly full; `failing_tasks` names background tasks
@@ -61,8 +63,10 @@ async def readyz(call: CurrentCall) -> Reply:
     return json_only(document)
 
 
-@health.add("GET /metrics", Scope.READ, replies={200: reply("Prometheus text format")})
-async def metrics(call: CurrentCall) -> Reply:
+@router.get(
+    "/metrics", **documented({200: reply("Prometheus text format", others={Form.TEXT: TEXT})})
+)
+async def metrics(call: Reader) -> Reply:
     """Prometheus metrics, prefix `sdstore_`, of all workers. They need grants for every channel."""
     node = call.node
     if call.caller.channels is not None or call.caller.rate is Rate.STRANGER:
@@ -74,8 +78,8 @@ async def metrics(call: CurrentCall) -> Reply:
     return Reply(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], text)
 
 
-@routes.add("GET /v1/info", Scope.READ)
-async def info(call: CurrentCall) -> Reply:
+@router.get("/v1/info", **documented({200: reply("The node", Info)}))
+async def info(call: Reader) -> Reply:
     """Version, node ID, limits, protocols, digest and session parameters."""
     node = call.node
     document = await _document(node)
@@ -100,8 +104,10 @@ async def _document(node: Node) -> dict[str, Any]:
     }
 
 
-@routes.add("GET /openapi.json", Scope.OPEN)
-async def openapi(call: CurrentCall, request: Request) -> Reply:
+@router.get(
+    "/openapi.json", **documented({200: reply("JSON", others={Form.JSON: {"type": "object"}})})
+)
+async def openapi(call: Anybody, request: Request) -> Reply:
     """This interface as an OpenAPI document."""
     document = request.app.openapi()
     if public_url := call.node.settings.public_url:
@@ -109,8 +115,8 @@ async def openapi(call: CurrentCall, request: Request) -> Reply:
     return json_only(document)
 
 
-@routes.add("GET /docs", Scope.OPEN, replies={200: reply("A page", others={Form.HTML: TEXT})})
-async def docs(call: CurrentCall, request: Request) -> Reply:  # noqa: ARG001
+@router.get("/docs", **documented({200: reply("A page", others={Form.HTML: TEXT})}))
+async def docs(call: Anybody, request: Request) -> Reply:  # noqa: ARG001
     """This interface as a page to read."""
     page = _docs_page(request.app.openapi())
     return Reply(200, [(b"content-type", b"text/html; charset=utf-8")], page.encode())

@@ -5,31 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from app.callers import Scope
 from app.errors import Code, Problem
+from app.http.admission import ReaderInTurn
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, TwoFormBody
-from app.http.openapi import OBJECT, Replies, reply, two_form_body
+from app.http.models import AncestorsPage
+from app.http.openapi import Replies, documented, reply, two_form_body
 from app.http.pages import After, CursorKind, Cursors, fitted, next_link
 from app.http.replies import json_reply, message_json, message_protobuf, protobuf_reply
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute, get_by_id
 from app.limits import DEFAULT_LIMITS
 from app.quarantine import Absence
-from app.sharing import Turns
 from app.store.ancestry import AncestorPage
 from sdstore.wire import store_pb2 as wire
 
-routes = Routes("messages")
+router = APIRouter(tags=["messages"], route_class=NodeRoute)
 
 _LIMIT_DEFAULT = DEFAULT_LIMITS.page_items_default
 _URL_TOKEN_CHARACTERS_MAX = 4_000
 REQUEST_FIELDS = 3
 """Fields of an `AncestorsRequest` beside heads and known IDs."""
 
-_REPLIES: Replies = {200: reply("Part of the closure, in causal order", OBJECT, wire.AncestorsPage)}
+_REPLIES: Replies = {
+    200: reply("Part of the closure, in causal order", AncestorsPage, wire.AncestorsPage)
+}
 
 
 class AncestorsBody(BaseModel):
@@ -63,15 +65,9 @@ ANCESTORS_BODY = TwoFormBody(
 )
 
 
-@routes.add(
-    "GET /v1/messages/{message_id}/ancestors",
-    Scope.READ,
-    is_hot=True,
-    takes_turns=Turns.READS,
-    replies=_REPLIES,
-)
+@get_by_id(router, "/v1/messages/{message_id:segment}/ancestors", **documented(_REPLIES))
 async def ancestors_of_one(
-    call: CurrentCall,
+    call: ReaderInTurn,
     message_id: str,
     channel_id: Annotated[str | None, Query(description="else that of the message served")] = None,
     limit: Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.ancestors_max)] = _LIMIT_DEFAULT,
@@ -89,15 +85,8 @@ async def ancestors_of_one(
     return await fitted(call, read)
 
 
-@routes.add(
-    "POST /v1/messages/ancestors",
-    Scope.READ,
-    is_hot=True,
-    takes_turns=Turns.READS,
-    body=two_form_body(ANCESTORS_BODY),
-    replies=_REPLIES,
-)
-async def ancestors(call: CurrentCall) -> Reply:
+@router.post("/v1/messages/ancestors", **documented(_REPLIES, two_form_body(ANCESTORS_BODY)))
+async def ancestors(call: ReaderInTurn) -> Reply:
     """Everything before the heads, not passing through `known`, and the IDs that are missing here."""
     wanted = await _wanted(call)
     call.caller.require_channel_of_body(wanted.channel_id)

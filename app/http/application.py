@@ -1,18 +1,22 @@
-"""Puts the HTTP layer together: every route, FastAPI for those that are not hot, one gateway."""
+"""The FastAPI application of a node: a router for each subject, in front of them one layer (`app.http.front`)."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import AsyncIterator, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.exceptions import RequestValidationError
 from fastapi.telemetry import TelemetryConfig
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from app.callers import Authorizer, authorizer_without_tokens
+from app.callers import Authorizer, Scope, authorizer_without_tokens
+from app.errors import Problem
 from app.http import (
     about,
     ancestors,
@@ -30,34 +34,34 @@ from app.http import (
     reload,
     tokens,
 )
-from app.http.call import EXCHANGE_KEY, App, Receive, Send
-from app.http.gateway import Gateway, HttpMetrics
+from app.http.admission import Served, admission_of
+from app.http.body import Bodies
+from app.http.call import EXCHANGE_KEY, Receive, Send
+from app.http.counters import HttpMetrics, RouteStats
+from app.http.front import Front, refused
+from app.http.lane import Lane
 from app.http.openapi import Document, describe
+from app.http.routing import NodeRoute, QueryForm
 from app.node import Node
 from app.settings import Settings
 from app.tokens import TokenAuthorizer
 
-ROUTES = tuple(
-    route
-    for subject in (
-        messages.routes,
-        ancestors.routes,
-        publish.routes,
-        channels.routes,
-        orders.routes,
-        live.routes,
-        recon.routes,
-        interests.routes,
-        mvds.routes,
-        federation.routes,
-        relay.routes,
-        tokens.routes,
-        reload.routes,
-        quarantine.routes,
-        about.health,
-        about.routes,
-    )
-    for route in subject.declared
+ROUTERS = (
+    messages.router,
+    ancestors.router,
+    publish.router,
+    channels.router,
+    orders.router,
+    live.router,
+    recon.router,
+    interests.router,
+    mvds.router,
+    federation.router,
+    relay.router,
+    tokens.router,
+    reload.router,
+    quarantine.router,
+    about.router,
 )
 SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants", "sds-filter")
 PAGE_HEADERS = (
@@ -70,25 +74,109 @@ PAGE_HEADERS = (
 )
 """Headers that a page of another origin may send."""
 
-# By default FastAPI records spans, metrics and logs of its own; ours are in `app.http.gateway`.
+# By default FastAPI records spans, metrics and logs of its own; ours are in `app.http.front`.
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False)
 
 
-def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
-    """The ASGI application of a node that is open."""
-    if authorizer is None:
-        authorizer = with_tokens = TokenAuthorizer(node.tokens, _without_token(node.settings))
+class Application(FastAPI):
+    """See the module."""
 
-        def take_over(settings: Settings) -> None:
-            with_tokens.without_token = _without_token(settings)
+    def __init__(self, settings: Settings, **options: Any) -> None:
+        super().__init__(
+            title="sdstore",
+            version=version("sdstore"),
+            openapi_url=None,
+            redirect_slashes=False,
+            default_response_class=Response,
+            telemetry=NO_TELEMETRY,
+            exception_handlers={
+                Problem: refused,
+                RequestValidationError: refused,
+                HTTPException: refused,
+            },
+            **options,
+        )
+        # One flat list, in which `Allow` and the documents find all routes: `include_router` nests them. Query
+        # forms first: their paths look like IDs of other routes.
+        routes = [route for router in ROUTERS for route in router.routes]
+        self.router.routes.extend(sorted(routes, key=lambda each: not isinstance(each, QueryForm)))
+        self.metrics = HttpMetrics()
+        lane = Lane(self.node_routes) if settings.fast_lane else None
+        unmatched = self.metrics.route("*", "unmatched")
+        self.add_middleware(Front, stats=self._stats(), unmatched=unmatched, lane=lane)
+        if settings.cors_origins:
+            self.add_middleware(_Cors, origins=settings.cors_origins)
 
-        node.reload_listeners.append(take_over)
-    metrics = HttpMetrics()
-    node.metrics.register(metrics)
-    gateway = Gateway(ROUTES, node, authorizer, Framework(), metrics)
-    return (
-        _with_cors(gateway, node.settings.cors_origins) if node.settings.cors_origins else gateway
-    )
+    @property
+    def node_routes(self) -> Sequence[NodeRoute]:
+        """All routes, without the query forms."""
+        nodes = (route for route in self.routes if isinstance(route, NodeRoute))
+        return [route for route in nodes if not isinstance(route, QueryForm)]
+
+    def _stats(self) -> dict[Any, RouteStats]:
+        """Counters by handler, which both forms of a route share."""
+        stats = {}
+        for route in self.node_routes:
+            is_operators = admission_of(route).scope is Scope.ADMIN
+            stats[route.endpoint] = self.metrics.route(
+                route.method,
+                route.path_format,
+                is_audited=is_operators and route.method != "GET",
+            )
+        return stats
+
+    def serve(self, node: Node, authorizer: Authorizer | None = None) -> None:
+        """Answer for an open node."""
+        if authorizer is None:
+            authorizer = with_tokens = TokenAuthorizer(node.tokens, _without_token(node.settings))
+
+            def take_over(settings: Settings) -> None:
+                with_tokens.without_token = _without_token(settings)
+
+            node.reload_listeners.append(take_over)
+        node.metrics.register(self.metrics)
+        self.state.served = Served(node, authorizer, Bodies(node.sharing.bodies, node.limits))
+
+    def openapi(self) -> Document:
+        """See `FastAPI`."""
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(self, self.node_routes)
+        return self.openapi_schema
+
+
+def application_of(node: Node, authorizer: Authorizer | None = None) -> Application:
+    """The application of a node that is open."""
+    app = Application(node.settings)
+    app.serve(node, authorizer)
+    return app
+
+
+def application(settings: Settings) -> Application:
+    """An application that opens its node in its lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(app: Application) -> AsyncIterator[None]:
+        async with Node.open(settings) as node:
+            app.serve(node)
+            try:
+                yield
+            finally:
+                del app.state.served
+
+    return Application(settings, lifespan=lifespan)
+
+
+def opened(app: FastAPI) -> AbstractAsyncContextManager[Any]:
+    """Opens the node of an application that another one mounts, in the lifespan of that one.
+
+    Starlette runs the lifespan of the outermost application only.
+    """
+    return app.router.lifespan_context(app)
+
+
+def openapi_document() -> Document:
+    """The OpenAPI document of every route, without a running node."""
+    return Application(Settings()).openapi()
 
 
 def _without_token(settings: Settings) -> Authorizer:
@@ -101,48 +189,19 @@ def _without_token(settings: Settings) -> Authorizer:
     )
 
 
-class Framework(FastAPI):
-    """FastAPI inside the gateway: no matching, no errors, no documents of its own."""
+class _Cors:
+    """Lets pages of these origins call; credentials go in headers, never in cookies."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            title="sdstore",
-            version=version("sdstore"),
-            openapi_url=None,
-            telemetry=NO_TELEMETRY,
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=PAGE_HEADERS,
+            expose_headers=("etag", "link", "location", "retry-after", *SDS_HEADERS),
         )
-        self.router.routes.extend(route.in_framework for route in ROUTES if not route.is_hot)
 
-    def build_middleware_stack(self) -> ASGIApp:
-        """See `FastAPI`. Errors go on to the gateway, which answers them for all routes alike."""
-        return AsyncExitStackMiddleware(self.router)
-
-    def openapi(self) -> Document:
-        """See `FastAPI`."""
-        if self.openapi_schema is None:
-            routes = [route.in_framework for route in ROUTES]
-            self.openapi_schema = describe(self, routes)
-        return self.openapi_schema
-
-
-def openapi_document() -> Document:
-    """The OpenAPI document of every route, without a running node."""
-    return Framework().openapi()
-
-
-def _with_cors(app: App, origins: Sequence[str]) -> App:
-    """Let pages of these origins call; credentials go in headers, never in cookies."""
-    cors = CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=PAGE_HEADERS,
-        expose_headers=("etag", "link", "location", "retry-after", *SDS_HEADERS),
-    )
-
-    async def with_cors(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         # The middleware adds its headers in `send`, so no reply may bypass it.
         scope.pop(EXCHANGE_KEY, None)
-        await cors(scope, receive, send)
-
-    return with_cors
+        await self._cors(scope, receive, send)

@@ -1,13 +1,19 @@
-"""A request on its way through the node (`Call`), and the replies that a handler returns."""
+"""A request on its way through the node (`Call`), and the replies that a handler returns.
+
+Replies are responses of Starlette. They are sent by the `Answer` of their request (`app.http.answer`),
+which bounds what waits for slow readers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
+
+from starlette.responses import Response
 
 from app.callers import Caller, Readable
 from app.http.forms import Form, answer_form
@@ -33,57 +39,89 @@ Parts = AsyncGenerator[Sequence[bytes], None]
 """The parts of a reply. The next one is made when the client has read the one before."""
 
 
-class Reply(NamedTuple):
+ANSWER_KEY = "sdstore.answer"
+"""Where the `Sender` of a request is in the ASGI scope."""
+
+
+class Sender(Protocol):
+    """Sends the reply of a request."""
+
+    async def give(self, reply: Reply) -> None:
+        """Send a whole reply."""
+        ...
+
+    async def stream(self, reply: StreamedReply) -> None:
+        """Send a reply in parts."""
+        ...
+
+
+class Reply(Response):
     """A whole reply in memory. Its sender adds the content length."""
 
-    status: int
-    headers: Headers
-    body: bytes = b""
+    # Starlette's constructor copies and encodes headers, which these are already.
+    def __init__(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        self.status_code = status
+        self.raw_headers = headers
+        self.body = body
+        self.background = None
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """See `Response`."""
+        await scope[ANSWER_KEY].give(self)
 
 
-class StreamedReply(NamedTuple):
+class StreamedReply(Response):
     """A reply in parts; `is_live`: other readers are shown the same bytes."""
 
-    headers: Headers
-    parts: Parts
-    is_live: bool = False
-    status: int = 200
+    def __init__(self, headers: Headers, parts: Parts, *, is_live: bool = False) -> None:
+        self.status_code = 200
+        self.raw_headers = headers
+        self.parts = parts
+        self.is_live = is_live
+        self.background = None
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """See `Response`."""
+        await scope[ANSWER_KEY].stream(self)
 
 
 def length_of(reply: Reply) -> Headers:
     """The Content-Length header of a reply; none for a status without a body (RFC 9110, 8.6)."""
-    if reply.status in (204, 304):
+    if reply.status_code in (204, 304):
         return []
     return [(b"content-length", b"%d" % len(reply.body))]
 
 
 @dataclass(slots=True)
 class Call:
-    """One request after routing and authorization.
+    """One request after authorization.
 
-    `params` are the decoded path parameters, `query` the decoded query; `headers` maps names in
-    lower case to values, several lines of one name joined. `asgi` is the ASGI scope. `body` is the
-    whole unpacked body (empty if the route reads none), `sent_bytes` its length as sent. `address`
-    identifies the client in shares and turns. `turn` is what a request of a route with turns holds:
-    a handler that only waits from some point on releases it there. `exchange` is that of our server;
-    `reply` is the reply of a handler that FastAPI called; `target` is what an audited action is about,
-    if the path does not say it; `bucket` is the rate limit of a caller that has one.
+    `query` is the decoded query; `headers` maps names in lower case to values, several lines of one name
+    joined. `asgi` is the ASGI scope. `body` is the whole unpacked body (empty if the route reads none),
+    `sent_bytes` its length as sent. `address` identifies the client in shares and turns. `turn` is what a
+    request of a route with turns holds: a handler that only waits from some point on releases it there.
+    `exchange` is that of our server; `target` is what an audited action is about, if the path does not say
+    it; `bucket` is the rate limit of a caller that has one. `held` releases what the request holds.
     """
 
     node: Node
     caller: Caller
-    params: Mapping[str, str]
     query: Mapping[str, str]
     headers: Mapping[bytes, bytes]
     asgi: AsgiScope
+    address: str = ""
+    exchange: Exchange | None = None
+    bucket: Bucket | None = None
     body: bytes = b""
     sent_bytes: int = 0
-    address: str = ""
     turn: Holding | None = None
-    exchange: Exchange | None = None
-    reply: Reply | StreamedReply | None = None
     target: str = ""
-    bucket: Bucket | None = None
+    held: list[Callable[[], None]] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Release what the request holds, the last first."""
+        while self.held:
+            self.held.pop()()
 
     @property
     def readable(self) -> Readable:

@@ -7,14 +7,15 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 
-from app.callers import Scope
 from app.entries import START
 from app.errors import Code, Problem
+from app.http.admission import Reader, ReaderInTurn
 from app.http.call import Reply
 from app.http.forms import Form
-from app.http.openapi import OBJECT, reply
+from app.http.models import ChannelPage, ChannelWithRoot, GapPage, MessagePage
+from app.http.openapi import documented, reply
 from app.http.pages import (
     After,
     CursorKind,
@@ -27,15 +28,14 @@ from app.http.pages import (
     read_described,
 )
 from app.http.replies import json_reply, protobuf_reply
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute, get_by_id
 from app.limits import DEFAULT_LIMITS
-from app.sharing import Turns
 from app.store.channelpages import ChannelInfo
 from app.store.entryrows import Position
 from app.store.gaps import Gap
 from sdstore.wire import store_pb2 as wire
 
-routes = Routes("channels")
+router = APIRouter(tags=["channels"], route_class=NodeRoute)
 
 GapLimit = Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.gaps_max)]
 
@@ -54,15 +54,11 @@ class Direction(StrEnum):
     DESC = "desc"
 
 
-@routes.add(
-    "GET /v1/channels",
-    Scope.READ,
-    is_hot=True,
-    takes_turns=Turns.READS,
-    replies={200: reply("A page of channels", OBJECT, wire.ChannelPage)},
+@router.get(
+    "/v1/channels", **documented({200: reply("A page of channels", ChannelPage, wire.ChannelPage)})
 )
 async def list_channels(
-    call: CurrentCall,
+    call: ReaderInTurn,
     after: After = None,
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
     prefix: Annotated[str | None, Query(description="only channels that begin so")] = None,
@@ -87,13 +83,12 @@ BELOW_A_CHANNEL = ("messages", "gaps", "order", "live")
 """Last segments of routes below a channel: without `channel_id` their paths look like channels."""
 
 
-@routes.add(
-    "GET /v1/channels/{channel_id}",
-    Scope.READ,
-    is_hot=True,
-    replies={200: reply("The channel", OBJECT, wire.Channel)},
+@get_by_id(
+    router,
+    "/v1/channels/{channel_id:segment}",
+    **documented({200: reply("The channel", ChannelWithRoot, wire.Channel)}),
 )
-async def get_channel(call: CurrentCall, channel_id: str) -> Reply:
+async def get_channel(call: Reader, channel_id: str) -> Reply:
     """Count, first and last Lamport timestamp, and the root: BLAKE3 over the sorted digests."""
     channel = await call.node.store.channels.named(channel_id)
     if channel is None:
@@ -111,15 +106,13 @@ async def get_channel(call: CurrentCall, channel_id: str) -> Reply:
     return json_reply({**_channel_json(channel), "root": root.hex()})
 
 
-@routes.add(
-    "GET /v1/channels/{channel_id}/messages",
-    Scope.READ,
-    is_hot=True,
-    takes_turns=Turns.READS,
-    replies={200: reply("A page of messages", OBJECT, wire.MessagePage)},
+@get_by_id(
+    router,
+    "/v1/channels/{channel_id:segment}/messages",
+    **documented({200: reply("A page of messages", MessagePage, wire.MessagePage)}),
 )
 async def list_messages(
-    call: CurrentCall,
+    call: ReaderInTurn,
     channel_id: str,
     after: After = None,
     before: Annotated[str | None, Query(description="a `next` to stop at")] = None,
@@ -154,15 +147,13 @@ async def list_messages(
     return page_reply(call, page, described, token)
 
 
-@routes.add(
-    "GET /v1/channels/{channel_id}/gaps",
-    Scope.READ,
-    is_hot=True,
-    takes_turns=Turns.READS,
-    replies={200: reply("A page of gaps", OBJECT, wire.GapPage)},
+@get_by_id(
+    router,
+    "/v1/channels/{channel_id:segment}/gaps",
+    **documented({200: reply("A page of gaps", GapPage, wire.GapPage)}),
 )
 async def list_gaps(
-    call: CurrentCall,
+    call: ReaderInTurn,
     channel_id: str,
     after: After = None,
     limit: GapLimit = DEFAULT_LIMITS.page_items_default,
@@ -192,15 +183,11 @@ async def list_gaps(
     return json_reply(document, 200, headers)
 
 
-@routes.add(
-    "GET /v1/feed",
-    Scope.READ,
-    is_hot=True,
-    takes_turns=Turns.READS,
-    replies={200: reply("A page of messages", OBJECT, wire.MessagePage)},
+@router.get(
+    "/v1/feed", **documented({200: reply("A page of messages", MessagePage, wire.MessagePage)})
 )
 async def feed(
-    call: CurrentCall,
+    call: ReaderInTurn,
     after: After = None,
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
 ) -> Reply:

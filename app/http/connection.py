@@ -550,7 +550,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self.transport.is_closing():
             reply = problem_reply(problem)
             self.transport.write(
-                response_head(reply.status, reply.headers, length_of(reply), is_last=True)
+                response_head(reply.status_code, reply.raw_headers, length_of(reply), is_last=True)
             )
             self.transport.write(reply.body)
             self._finish(is_read=False, linger_bytes_max=LINGER_STEP_BYTES)
@@ -735,8 +735,10 @@ class Exchange:
         """Answer with a complete reply, in one write."""
         if self._is_complete:
             return
-        is_last = self._is_last(reply.headers)
-        head = response_head(reply.status, reply.headers, length_of(reply), is_last=is_last)
+        is_last = self._is_last(reply.raw_headers)
+        head = response_head(
+            reply.status_code, reply.raw_headers, length_of(reply), is_last=is_last
+        )
         body = b"" if self.scope["method"] == "HEAD" else reply.body
         self._connection.transport.writelines((head, body))
         self._complete(is_last=is_last)

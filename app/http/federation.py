@@ -6,18 +6,20 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Annotated
 
+from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
-from app.callers import Scope
 from app.federation.divergence import divergence_of
 from app.federation.syncs import Sync, SyncEvent
+from app.http.admission import Operator, json_body
 from app.http.call import Call, Reply, StreamedReply
-from app.http.openapi import EVENTS, OBJECT, reply
+from app.http.models import PeerJson, PeerList, PeerStatus, SyncJson, SyncList
+from app.http.openapi import EVENTS, body, content, documented, reply
 from app.http.replies import event, event_stream, json_only
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.logs import shown_url
 
-routes = Routes("federation")
+router = APIRouter(tags=["federation"], route_class=NodeRoute)
 
 
 def utf8_text(value: str) -> str:
@@ -53,19 +55,21 @@ class SyncUrlBody(SyncBody):
     peer_url: str = Field(max_length=2_048)
 
 
-@routes.add("GET /v1/peers", Scope.ADMIN)
-async def list_peers(call: CurrentCall) -> Reply:
+@router.get("/v1/peers", **documented({200: reply("The peers", PeerList)}))
+async def list_peers(call: Operator) -> Reply:
     """All peers."""
     await call.node.peers.refresh()
     return json_only({"peers": [peer.document() for peer in call.node.peers.all()]})
 
 
-@routes.add(
-    "POST /v1/peers",
-    Scope.ADMIN,
-    replies={201: reply("Added", OBJECT), 200: reply("A peer already", OBJECT)},
+@router.post(
+    "/v1/peers",
+    **documented(
+        {201: reply("Added", PeerJson), 200: reply("A peer already", PeerJson)},
+        body(content(PeerBody)),
+    ),
 )
-async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
+async def add_peer(call: Operator, body: Annotated[PeerBody, json_body(PeerBody)]) -> Reply:
     """Add a peer; 200 if it is one already."""
     call.target = shown_url(body.url)
     await call.node.peers.refresh()
@@ -76,23 +80,25 @@ async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
     return json_only(peer.document(), status, [call.location(f"/v1/peers/{peer.peer_id}")])
 
 
-@routes.add("GET /v1/peers/{peer_id}", Scope.ADMIN)
-async def get_peer(call: CurrentCall, peer_id: str) -> Reply:
+@router.get("/v1/peers/{peer_id:segment}", **documented({200: reply("The peer", PeerJson)}))
+async def get_peer(call: Operator, peer_id: str) -> Reply:
     """One peer."""
     await call.node.peers.refresh()
     return json_only(call.node.peers.get(peer_id).document())
 
 
-@routes.add("DELETE /v1/peers/{peer_id}", Scope.ADMIN, replies={204: reply("Removed")})
-async def remove_peer(call: CurrentCall, peer_id: str) -> Reply:
+@router.delete("/v1/peers/{peer_id:segment}", **documented({204: reply("Removed")}))
+async def remove_peer(call: Operator, peer_id: str) -> Reply:
     """Forget a peer; messages that it sent stay."""
     await call.node.peers.refresh()
     await call.node.peers.remove(peer_id)
     return Reply(204, [])
 
 
-@routes.add("GET /v1/peers/{peer_id}/status", Scope.ADMIN)
-async def peer_status(call: CurrentCall, peer_id: str) -> Reply:
+@router.get(
+    "/v1/peers/{peer_id:segment}/status", **documented({200: reply("The peer", PeerStatus)})
+)
+async def peer_status(call: Operator, peer_id: str) -> Reply:
     """Health of a peer and the record of divergence from it."""
     node = call.node
     await node.peers.refresh()
@@ -103,25 +109,31 @@ async def peer_status(call: CurrentCall, peer_id: str) -> Reply:
     return json_only(peer.status() | {"divergence": divergence})
 
 
-@routes.add("POST /v1/peers/{peer_id}/sync", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
-async def sync_peer(call: CurrentCall, peer_id: str, body: SyncBody | None = None) -> Reply:
+@router.post(
+    "/v1/peers/{peer_id:segment}/sync",
+    **documented({202: reply("Started", SyncJson)}, body(content(SyncBody), is_required=False)),
+)
+async def sync_peer(
+    call: Operator, peer_id: str, body: Annotated[SyncBody, json_body(SyncBody, is_optional=True)]
+) -> Reply:
     """Start a session with a peer now."""
-    wanted = body or SyncBody()
     await call.node.peers.refresh()
     sync = await call.node.peers.sync_peer(
-        peer_id, channels=tuple(wanted.channels), dry_run=wanted.dry_run
+        peer_id, channels=tuple(body.channels), dry_run=body.dry_run
     )
     return _started(call, sync)
 
 
-@routes.add("GET /v1/syncs", Scope.ADMIN)
-async def list_syncs(call: CurrentCall) -> Reply:
+@router.get("/v1/syncs", **documented({200: reply("The sessions", SyncList)}))
+async def list_syncs(call: Operator) -> Reply:
     """Sessions, newest first."""
     return json_only({"syncs": await call.node.syncs.documents()})
 
 
-@routes.add("POST /v1/syncs", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
-async def sync_url(call: CurrentCall, body: SyncUrlBody) -> Reply:
+@router.post(
+    "/v1/syncs", **documented({202: reply("Started", SyncJson)}, body(content(SyncUrlBody)))
+)
+async def sync_url(call: Operator, body: Annotated[SyncUrlBody, json_body(SyncUrlBody)]) -> Reply:
     """Start a session with a store that is not a configured peer."""
     call.target = shown_url(body.peer_url)
     await call.node.peers.refresh()
@@ -131,14 +143,14 @@ async def sync_url(call: CurrentCall, body: SyncUrlBody) -> Reply:
     return _started(call, sync)
 
 
-@routes.add("GET /v1/syncs/{sync_id}", Scope.ADMIN)
-async def get_sync(call: CurrentCall, sync_id: str) -> Reply:
+@router.get("/v1/syncs/{sync_id:segment}", **documented({200: reply("The session", SyncJson)}))
+async def get_sync(call: Operator, sync_id: str) -> Reply:
     """One session: percent in sync, segments of the range bar, report."""
     return json_only(await call.node.syncs.find(sync_id))
 
 
-@routes.add("GET /v1/syncs/{sync_id}/events", Scope.ADMIN, replies=EVENTS)
-async def sync_events(call: CurrentCall, sync_id: str) -> StreamedReply:
+@router.get("/v1/syncs/{sync_id:segment}/events", **documented(EVENTS))
+async def sync_events(call: Operator, sync_id: str) -> StreamedReply:
     """The session's state, now and after every change, as server-sent events."""
     await call.node.syncs.find(sync_id)
     return event_stream(_sync_events(call.node.syncs.watch(sync_id)))

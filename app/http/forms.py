@@ -45,6 +45,7 @@ class Form(Enum):
     OCTETS = b"application/octet-stream"
     EVENTS = b"text/event-stream"
     HTML = b"text/html"
+    TEXT = b"text/plain"
 
 
 @lru_cache(maxsize=512)
@@ -133,6 +134,9 @@ def read_json(model: type[_Model], body: bytes) -> _Model:
             # To describe each of a million faults would take seconds.
             raise Problem(Code.INVALID_BODY, f"the body has {count} faults") from None
         fault = error.errors(include_url=False)[0]
+        if fault["type"] == "json_invalid":
+            why = f"the body is not JSON: {fault['ctx']['error']}"
+            raise Problem(Code.INVALID_BODY, why) from None
         name = ".".join(map(str, fault["loc"])) or "the body"
         raise Problem(Code.INVALID_BODY, f"{name}: {fault_text(fault)}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from fastapi import APIRouter
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -15,18 +16,20 @@ from pydantic import (
 )
 
 from app.callers import Scope
+from app.http.admission import Operator, admitted, json_body
 from app.http.call import Call, Reply
 from app.http.federation import utf8_text
 from app.http.forms import Form
-from app.http.openapi import OBJECT, reply
+from app.http.models import ChangedInterest, InterestJson
+from app.http.openapi import body, content, documented, reply
 from app.http.recon import READS_ZSTD
 from app.http.replies import json_only, json_reply, protobuf_reply
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.interests import InterestState, described, interest_document, made_interest
 from recon.limits import INTEREST_NAMES_MAX
 from sdstore.client.transport import INSTANCE_HEADER, POLICY_HEADER
 
-routes = Routes("reconciliation")
+router = APIRouter(tags=["reconciliation"], route_class=NodeRoute)
 
 STAYS = "entries outside the interest stay readable here until they are retired; no sync moves them"
 """What happens to the data that a narrower interest no longer covers."""
@@ -60,12 +63,11 @@ class InterestBody(BaseModel):
         return self
 
 
-@routes.add(
-    "GET /v1/recon/interests",
-    Scope.SYNC,
-    replies={200: reply("The interest", OBJECT, "Interest, canonical")},
+@router.get(
+    "/v1/recon/interests",
+    **documented({200: reply("The interest", InterestJson, "Interest, canonical")}),
 )
-async def get_interests(call: CurrentCall) -> Reply:
+async def get_interests(call: Annotated[Call, admitted(Scope.SYNC)]) -> Reply:
     """The part of this node's interest that the caller may read: the canonical `Interest`, or JSON.
 
     JSON also says where the interest comes from: the settings, or an operator. The header `sds-policy` has
@@ -81,12 +83,16 @@ async def get_interests(call: CurrentCall) -> Reply:
     return json_reply({**state.document(), **interest_document(interest)}, 200, headers)
 
 
-@routes.add(
-    "PUT /v1/recon/interests",
-    Scope.ADMIN,
-    body_bytes_max=lambda limits: limits.small_body_bytes_max,
+@router.put(
+    "/v1/recon/interests",
+    **documented({200: reply("The interest", ChangedInterest)}, body(content(InterestBody))),
 )
-async def set_interests(call: CurrentCall, body: InterestBody) -> Reply:
+async def set_interests(
+    call: Annotated[
+        Call, admitted(Scope.ADMIN, body_bytes_max=lambda limits: limits.small_body_bytes_max)
+    ],
+    body: Annotated[InterestBody, json_body(InterestBody)],
+) -> Reply:
     """Change what this node syncs with its peers; it is kept, and wins over the settings until a DELETE.
 
     More is fetched at once. What is not wanted any more stays readable and is not synced; the reply
@@ -105,8 +111,8 @@ async def set_interests(call: CurrentCall, body: InterestBody) -> Reply:
     return await _changed(call, await call.node.interests.set(interest))
 
 
-@routes.add("DELETE /v1/recon/interests", Scope.ADMIN)
-async def reset_interests(call: CurrentCall) -> Reply:
+@router.delete("/v1/recon/interests", **documented({200: reply("The interest", ChangedInterest)}))
+async def reset_interests(call: Operator) -> Reply:
     """Return to the interest of the settings."""
     return await _changed(call, await call.node.interests.reset())
 

@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import Header, Query
+from fastapi import APIRouter, Header, Query
 
-from app.callers import Scope
 from app.entries import Entry
 from app.errors import Code, Problem
+from app.http.admission import Reader
 from app.http.call import Call, StreamedReply
-from app.http.openapi import EVENTS
+from app.http.openapi import EVENTS, documented
 from app.http.orders import (
     Indexers,
     NonIndexers,
@@ -30,7 +30,7 @@ from app.http.orders import (
 )
 from app.http.pages import After, CursorKind, Cursors
 from app.http.replies import event, event_stream, heartbeat, message_json
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute, get_by_id
 from app.ingest.prepare import Relayed as RelayedMessage
 from app.live import Heartbeat, LiveEvent, LiveMessage, Skip, Wanted
 from app.orders import MAX_SEQ, Order
@@ -38,7 +38,7 @@ from app.orders import Wanted as OrderWanted
 from app.store.entryrows import LeftOut
 from sdstore.sds.jsonform import to_json
 
-routes = Routes("live")
+router = APIRouter(tags=["live"], route_class=NodeRoute)
 
 CONFIRMED_IDS_MAX = 100
 """IDs of one event `confirmed`: 100 kB of the longest. Others follow at once in further events."""
@@ -46,17 +46,17 @@ CONFIRMED_IDS_MAX = 100
 LastEventId = Annotated[str | None, Header(description="where a reader that reconnects was")]
 
 
-@routes.add("GET /v1/live", Scope.READ, replies=EVENTS)
+@router.get("/v1/live", **documented(EVENTS))
 async def live(
-    call: CurrentCall, after: After = None, last_event_id: LastEventId = None
+    call: Reader, after: After = None, last_event_id: LastEventId = None
 ) -> StreamedReply:
     """New messages of every channel as they come, and before them those after a cursor."""
     return await _stream(call, call.caller.covers, last_event_id or after)
 
 
-@routes.add("GET /v1/channels/{channel_id}/live", Scope.READ, replies=EVENTS)
+@get_by_id(router, "/v1/channels/{channel_id:segment}/live", **documented(EVENTS))
 async def channel_live(
-    call: CurrentCall,
+    call: Reader,
     channel_id: str,
     indexer: Indexers,
     non_indexer: NonIndexers,

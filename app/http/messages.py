@@ -9,17 +9,19 @@ from typing import Annotated, Any
 
 import orjson
 from blake3 import blake3
-from fastapi import Query
+from fastapi import APIRouter, Query
 from google.protobuf.proto import serialize_length_prefixed
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from app.callers import Scope, no_such_message
+from app.callers import no_such_message
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.hexadecimal import hex_bytes, hint_bytes
+from app.http.admission import Reader, ReaderInTurn
 from app.http.call import Call, Headers, Reply, StreamedReply
 from app.http.forms import Form, TwoFormBody
-from app.http.openapi import BINARY, HEX_PATTERN, MESSAGE, OBJECT, reply, two_form_body
+from app.http.models import LookupReply, MessagePage, StoredMessage
+from app.http.openapi import BINARY, HEX_PATTERN, documented, reply, two_form_body
 from app.http.pages import After, CursorKind, Cursors, PageLimit, fitted, page_reply, read_described
 from app.http.replies import (
     JSON_HEADERS,
@@ -31,7 +33,7 @@ from app.http.replies import (
     protobuf_reply,
     published_hints,
 )
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute, get_by_id
 from app.limits import DEFAULT_LIMITS
 from app.quarantine import Absence
 from app.sharing import Turns
@@ -39,7 +41,7 @@ from app.store.entryrows import ContentState
 from app.store.lookups import LookupResult
 from sdstore.wire import store_pb2 as wire
 
-routes = Routes("messages")
+router = APIRouter(tags=["messages"], route_class=NodeRoute)
 
 IMMUTABLE = (b"cache-control", b"max-age=31536000, immutable")
 ENTRIES_PER_PART = 64
@@ -90,18 +92,18 @@ LOOKUP_BODY = TwoFormBody(
 ENTRIES_BODY = TwoFormBody(EntriesBody, wire.EntriesRequest, lambda limits: limits.entries_max)
 
 
-@routes.add(
-    "GET /v1/messages/{message_id}",
-    Scope.READ,
-    is_hot=True,
-    operation_id="GET /v1/messages/{message_id}",
-    replies={
-        200: reply("The variant served, or the one asked for", MESSAGE, "the frame"),
-        304: reply("If-None-Match names it"),
-    },
+@get_by_id(
+    router,
+    "/v1/messages/{message_id:segment}",
+    **documented(
+        {
+            200: reply("The variant served, or the one asked for", StoredMessage, "the frame"),
+            304: reply("If-None-Match names it"),
+        }
+    ),
 )
 async def get_message(
-    call: CurrentCall,
+    call: Reader,
     message_id: str,
     channel_id: Annotated[str | None, Query(description="only in this channel")] = None,
     digest: Annotated[
@@ -168,14 +170,13 @@ async def _get_variant(
     return await _entry_json_reply(call, entry, variants)
 
 
-@routes.add(
-    "GET /v1/entries/{digest}",
-    Scope.READ,
-    is_hot=True,
-    operation_id="GET /v1/entries/{digest}",
-    replies={200: reply("The entry", MESSAGE, "the frame"), 304: reply("If-None-Match names it")},
+@router.get(
+    "/v1/entries/{digest:segment}",
+    **documented(
+        {200: reply("The entry", StoredMessage, "the frame"), 304: reply("If-None-Match names it")}
+    ),
 )
-async def get_entry(call: CurrentCall, digest: str) -> Reply:
+async def get_entry(call: Reader, digest: str) -> Reply:
     """A message by its digest, cacheable for ever."""
     form = call.form
     entry = await call.readable.entry(hex_bytes(digest, "the digest"))
@@ -226,15 +227,12 @@ def _is_current(call: Call, etag: bytes) -> bool:
     return known is not None and (known.strip() == b"*" or etag in known)
 
 
-@routes.add(
-    "GET /v1/hints/{hint}",
-    Scope.READ,
-    is_hot=True,
-    takes_turns=Turns.READS,
-    replies={200: reply("A page of matches", OBJECT, wire.MessagePage)},
+@router.get(
+    "/v1/hints/{hint:segment}",
+    **documented({200: reply("A page of matches", MessagePage, wire.MessagePage)}),
 )
 async def get_hint(
-    call: CurrentCall,
+    call: ReaderInTurn,
     hint: str,
     after: After = None,
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
@@ -260,16 +258,13 @@ async def get_hint(
     return page_reply(call, page, described, token)
 
 
-@routes.add(
-    "POST /v1/messages/lookup",
-    Scope.READ,
-    is_hot=True,
-    operation_id="POST /v1/messages/lookup",
-    takes_turns=Turns.READS,
-    body=two_form_body(LOOKUP_BODY),
-    replies={200: reply("Found and missing", OBJECT, wire.LookupReply)},
+@router.post(
+    "/v1/messages/lookup",
+    **documented(
+        {200: reply("Found and missing", LookupReply, wire.LookupReply)}, two_form_body(LOOKUP_BODY)
+    ),
 )
-async def lookup(call: CurrentCall) -> Reply:
+async def lookup(call: ReaderInTurn) -> Reply:
     """Which of these IDs and hints are stored, and the messages they lead to."""
     form = call.form
     wanted = await _wanted_keys(call)
@@ -366,22 +361,22 @@ def _key_protobuf(key: str | bytes, states: States = NO_STATES) -> wire.LookupKe
     return wire.LookupKey(retrieval_hint=key)
 
 
-@routes.add(
-    "POST /v1/entries",
-    Scope.READ,
-    is_hot=True,
-    body=two_form_body(ENTRIES_BODY),
-    replies={
-        200: reply(
-            "One line, or one length-delimited EntryItem, per digest",
-            others={
-                Form.NDJSON: {"type": "string"},
-                Form.PROTOBUF: {**BINARY, "description": "EntryItem, length-delimited"},
-            },
-        )
-    },
+@router.post(
+    "/v1/entries",
+    **documented(
+        {
+            200: reply(
+                "One line, or one length-delimited EntryItem, per digest",
+                others={
+                    Form.NDJSON: {"type": "string"},
+                    Form.PROTOBUF: {**BINARY, "description": "EntryItem, length-delimited"},
+                },
+            )
+        },
+        two_form_body(ENTRIES_BODY),
+    ),
 )
-async def stream_entries(call: CurrentCall) -> StreamedReply:
+async def stream_entries(call: Reader) -> StreamedReply:
     """One line, or length-delimited `EntryItem`, per digest and in order: the entry, `missing` or `lost`."""
     render, form = _json_line, Form.NDJSON
     if call.form is Form.PROTOBUF:

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 
 from app.callers import Scope
 from app.errors import Code, Problem
-from app.http.call import Reply
+from app.http.admission import admitted
+from app.http.call import Call, Reply
 from app.http.forms import Form, body_form, check_fields
-from app.http.openapi import body, content, reply
+from app.http.openapi import body, content, documented, reply
 from app.http.replies import protobuf_reply
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.mvds import Exchange
 from app.sharing import Turns
 from sdstore.wire import mvds_pb2 as mvds_wire
 
-routes = Routes("mvds")
+router = APIRouter(tags=["mvds"], route_class=NodeRoute)
 
 
-@routes.add(
-    "POST /v1/mvds/{peer_id}",
-    Scope.SYNC,
-    takes_turns=Turns.SYNCS,
-    body_bytes_max=lambda limits: limits.mvds_payload_bytes_max,
-    body=body(content(None, mvds_wire.Payload)),
-    replies={200: reply("The payload for the peer", None, mvds_wire.Payload)},
+@router.post(
+    "/v1/mvds/{peer_id:segment}",
+    **documented(
+        {200: reply("The payload for the peer", None, mvds_wire.Payload)},
+        body(content(None, mvds_wire.Payload)),
+    ),
 )
 async def mvds_exchange(
-    call: CurrentCall,
+    call: Annotated[
+        Call,
+        admitted(
+            Scope.SYNC,
+            turns=Turns.SYNCS,
+            body_bytes_max=lambda limits: limits.mvds_payload_bytes_max,
+        ),
+    ],
     peer_id: str,
     channel_id: Annotated[list[str], Query(description="a channel of the peer; repeatable")],
     mode: Annotated[

@@ -1,7 +1,8 @@
 """The OpenAPI document: words for bodies and replies, and what FastAPI does not know of a route.
 
-FastAPI describes each route from its declaration (`app.http.routing`). Added here: the query form of
-a path with an ID, and problem documents as the only errors.
+FastAPI describes parameters from the handlers. `documented` gives it the bodies and replies, which have two
+forms. Added here: the scope of a route, the query form of a path with an ID, and problem documents as the only
+errors.
 """
 
 from __future__ import annotations
@@ -13,70 +14,47 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from google.protobuf.message import Message
-from starlette.routing import BaseRoute
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
+from app.http.admission import admission_of
 from app.http.forms import Form, TwoFormBody
+from app.http.models import ProblemJson
+from app.http.routing import ID_PARAMETERS, NodeRoute
 
 Document = dict[str, Any]
 Replies = Mapping[int | str, Document]
 
-QUERY_FORM_PARAMETERS = ("message_id", "channel_id")
-"""Path parameters that a caller may pass in the query instead."""
-
 TEXT: Document = {"type": "string"}
-OBJECT: Document = {"type": "object"}
 BINARY: Document = {"type": "string", "format": "binary"}
 HEX_PATTERN = {"pattern": "^([0-9a-fA-F]{2})*$"}
 
-_PROBLEM: Document = {
-    "type": "object",
-    "title": "Problem",
-    "required": ["type", "title", "status", "detail", "code"],
-    "properties": {
-        "type": TEXT,
-        "title": TEXT,
-        "status": {"type": "integer"},
-        "detail": TEXT,
-        "code": {"type": "string", "description": "stable; docs/errors.md lists them"},
-    },
-}
-_MESSAGE_JSON = (
-    "proto3 JSON of sds.Message: bytes are base64 (content, bloom filter, the retrieval hints of a "
-    "history); hints and hashes outside of it are hexadecimal"
-)
-MESSAGE: Document = {
-    "type": "object",
-    "required": ["message"],
-    "properties": {
-        "message": {"type": "object", "description": _MESSAGE_JSON},
-        "meta": {"type": "object", "description": "ignored where a message is published"},
-    },
-}
-OUTCOME: Document = {
-    "type": "object",
-    "required": ["message_id", "channel_id", "digest", "outcome"],
-    "properties": {
-        "message_id": {"type": ["string", "null"]},
-        "channel_id": {"type": ["string", "null"]},
-        "digest": {"type": ["string", "null"]},
-        "outcome": {"enum": ["stored", "duplicate", "relayed", "refused"]},
-        "problem": _PROBLEM,
-    },
-}
-OUTCOMES: Document = {
-    "type": "object",
-    "required": ["outcomes"],
-    "properties": {"outcomes": {"type": "array", "items": OUTCOME}},
-}
+_named: dict[str, type[BaseModel]] = {}
+"""The models that the document refers to."""
+
+
+def _schema(model: type[BaseModel]) -> Document:
+    """A reference to a model."""
+    _named[model.__name__] = model
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def documented(replies: Replies, body: Document | None = None) -> Document:
+    """Options of a route: its replies, of which the first is the usual one, and a body that its handler reads."""
+    return {
+        "status_code": int(next(iter(replies))),
+        "responses": dict(replies),
+        "openapi_extra": {} if body is None else {"requestBody": body},
+    }
 
 
 def content(
-    json: Document | None = None,
+    json: type[BaseModel] | None = None,
     protobuf: type[Message] | str | None = None,
     others: dict[Form, Document] | None = None,
 ) -> Document:
     """The `content` of a body or a reply: a schema by media type."""
-    schemas = {} if json is None else {Form.JSON: json}
+    schemas = {} if json is None else {Form.JSON: _schema(json)}
     if protobuf is not None:
         name = protobuf if isinstance(protobuf, str) else protobuf.DESCRIPTOR.name
         schemas[Form.PROTOBUF] = {**BINARY, "description": name}
@@ -86,7 +64,7 @@ def content(
 
 def reply(
     description: str,
-    json: Document | None = None,
+    json: type[BaseModel] | None = None,
     protobuf: type[Message] | str | None = None,
     others: dict[Form, Document] | None = None,
 ) -> Document:
@@ -98,30 +76,40 @@ def reply(
 EVENTS: Replies = {200: reply("Server-sent events", others={Form.EVENTS: TEXT})}
 
 
-def body(described: Document) -> Document:
-    """A required body with such content."""
-    return {"required": True, "content": described}
+def body(described: Document, *, is_required: bool = True) -> Document:
+    """A body with such content."""
+    return {"required": is_required, "content": described}
 
 
 def two_form_body(two: TwoFormBody[Any, Any]) -> Document:
     """A required body that has two forms."""
-    return body(content(two.json.model_json_schema(), two.protobuf))
+    return body(content(two.json, two.protobuf))
 
 
-def describe(app: FastAPI, routes: Sequence[BaseRoute]) -> Document:
-    """The document of all routes, also of those that FastAPI does not serve."""
+def describe(app: FastAPI, routes: Sequence[NodeRoute]) -> Document:
+    """The document of all routes."""
     document: Document = get_openapi(title=app.title, version=app.version, routes=routes)
     paths: Document = document["paths"]
-    for template in list(paths):
-        for method, operation in list(paths[template].items()):
-            _refuse_with_problems(operation)
-            _drop_null(operation)
-            _add_query_form(paths, template, method, operation)
+    for route in routes:
+        operation = paths[route.path_format][route.method.lower()]
+        admission = admission_of(route)
+        operation["operationId"] = route.name  # generated clients name their methods by it
+        operation["x-sdstore-scope"] = admission.scope.value
+        if admission.turns is not None:
+            operation["x-sdstore-takes-turns"] = admission.turns.value
+        _refuse_with_problems(operation)
+        _drop_null(operation)
+        _add_query_form(paths, route, operation)
     document["paths"] = dict(sorted(paths.items()))
     schemas: Document = document.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas["Problem"] = _PROBLEM
+    models = [(model, "validation") for model in (*_named.values(), ProblemJson)]
+    _, named = models_json_schema(
+        models,  # type: ignore[arg-type]
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas |= named["$defs"]
     return document
 
 
@@ -131,7 +119,7 @@ def _refuse_with_problems(operation: Document) -> None:
     responses["default"] = {
         "description": "A problem document (RFC 9457) with a stable code",
         "content": {
-            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
+            "application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemJson"}}
         },
     }
 
@@ -146,18 +134,22 @@ def _drop_null(operation: Document) -> None:
                 schema |= value
 
 
-def _add_query_form(paths: Document, template: str, method: str, operation: Document) -> None:
-    name = next((p for p in QUERY_FORM_PARAMETERS if f"{{{p}}}" in template), None)
-    if name is None:
+def _add_query_form(paths: Document, route: NodeRoute, operation: Document) -> None:
+    template = route.path_format
+    name = next((each for each in ID_PARAMETERS if f"/{{{each}}}" in template), None)
+    if name is None or route.method != "GET":
         return
     path_item = paths.setdefault(template.replace(f"/{{{name}}}", ""), {})
     parameter = {"name": name, "in": "query", "schema": {"type": "string"}}
-    if method in path_item:
+    if "get" in path_item:
         parameter["description"] = f"answers as {template} does"
-        path_item[method].setdefault("parameters", []).append(parameter)
+        path_item["get"].setdefault("parameters", []).append(parameter)
+        usual = path_item["get"]["responses"]["200"]["content"][Form.JSON.value.decode()]
+        other = operation["responses"]["200"]["content"][Form.JSON.value.decode()]
+        usual["schema"] = {"anyOf": [usual["schema"], other["schema"]]}
         return
     query_form = deepcopy(operation)
-    query_form["operationId"] += " (query form)"
+    query_form["operationId"] += "_by_query"
     others = [p for p in query_form["parameters"] if p["name"] != name or p["in"] != "path"]
     query_form["parameters"] = [{**parameter, "required": True}, *others]
-    path_item[method] = query_form
+    path_item["get"] = query_form

@@ -9,15 +9,17 @@ from functools import partial
 from itertools import filterfalse, islice
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 
-from app.callers import Rate, Scope
+from app.callers import Rate
 from app.entries import Entry
 from app.errors import Code, Problem
+from app.http.admission import Reader
 from app.http.body import ClientGoneError
 from app.http.call import Call, Reply
 from app.http.forms import Form
-from app.http.openapi import OBJECT, reply
+from app.http.models import OrderPage
+from app.http.openapi import documented, reply
 from app.http.pages import (
     RENDERED_PER_TURN,
     After,
@@ -28,14 +30,14 @@ from app.http.pages import (
     next_link,
 )
 from app.http.replies import json_reply, message_json, message_protobuf, protobuf_reply
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute, get_by_id
 from app.limits import DEFAULT_LIMITS
 from app.orders import NAMED_MAX, Known, Order, OrderCaller, Place, Wanted
 from app.sharing import Turns
 from sdstore.ordering import Breach
 from sdstore.wire import store_pb2 as wire
 
-routes = Routes("channels")
+router = APIRouter(tags=["channels"], route_class=NodeRoute)
 
 _T = TypeVar("_T")
 
@@ -73,13 +75,13 @@ class _Page(NamedTuple):
     next_confirmed: str | None
 
 
-@routes.add(
-    "GET /v1/channels/{channel_id}/order",
-    Scope.READ,
-    replies={200: reply("A page of the order", OBJECT, wire.OrderPage)},
+@get_by_id(
+    router,
+    "/v1/channels/{channel_id:segment}/order",
+    **documented({200: reply("A page of the order", OrderPage, wire.OrderPage)}),
 )
 async def channel_order(
-    call: CurrentCall,
+    call: Reader,
     channel_id: str,
     indexer: Indexers,
     non_indexer: NonIndexers,

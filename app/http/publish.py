@@ -9,23 +9,25 @@ from io import BytesIO
 from time import perf_counter
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Header
+from fastapi import APIRouter, Header
 
 from app.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem
 from app.hexadecimal import hint_bytes
+from app.http.admission import admitted
 from app.http.call import Call, Reply
 from app.http.forms import Form, body_form, read_protobuf
-from app.http.openapi import HEX_PATTERN, MESSAGE, OUTCOME, OUTCOMES, TEXT, body, content, reply
+from app.http.models import PublishedMessage, PublishOutcome, PublishOutcomes
+from app.http.openapi import HEX_PATTERN, TEXT, body, content, documented, reply
 from app.http.replies import json_reply, protobuf_reply
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.ingest.prepare import Publication, WakuEnvelope, read_json_item
 from app.limits import Limits
 from app.sharing import Turns
 from sdstore.wire import store_pb2 as wire
 
-routes = Routes("messages")
+router = APIRouter(tags=["messages"], route_class=NodeRoute)
 
 BLANK_LINES_FACTOR = 2
 """Line ends per item of an NDJSON batch: blank lines between items are allowed."""
@@ -38,22 +40,23 @@ _Made = TypeVar("_Made")
 _STATUS = {OutcomeKind.STORED: 201, OutcomeKind.DUPLICATE: 200, OutcomeKind.RELAYED: 202}
 
 
-@routes.add(
-    "POST /v1/messages",
-    Scope.PUBLISH,
-    is_hot=True,
-    operation_id="POST /v1/messages",
-    body=body(content(MESSAGE, "the frame")),
-    replies={
-        201: reply("Stored", OUTCOME, wire.PublishOutcome),
-        200: reply("Already there", OUTCOME, wire.PublishOutcome),
-        202: reply("Relayed, not stored (sync, ephemeral)", OUTCOME, wire.PublishOutcome),
-    },
+@router.post(
+    "/v1/messages",
+    **documented(
+        {
+            201: reply("Stored", PublishOutcome, wire.PublishOutcome),
+            200: reply("Already there", PublishOutcome, wire.PublishOutcome),
+            202: reply(
+                "Relayed, not stored (sync, ephemeral)", PublishOutcome, wire.PublishOutcome
+            ),
+        },
+        body(content(PublishedMessage, "the frame")),
+    ),
 )
 async def publish_one(
-    call: CurrentCall,
+    call: Annotated[Call, admitted(Scope.PUBLISH)],
     retrieval_hint: Annotated[
-        str | None,
+        list[str] | None,
         Header(
             alias="Retrieval-Hint",
             description="in hexadecimal (not in base64, as inside a message), repeatable",
@@ -65,7 +68,8 @@ async def publish_one(
     form = call.form
     if not call.body:
         raise Problem(Code.EMPTY_BODY, "the body is the frame, or the message as JSON")
-    outcome = await call.node.door.publish(_one_publication(call, retrieval_hint), call.caller.name)
+    publication = _one_publication(call, retrieval_hint or ())
+    outcome = await call.node.door.publish(publication, call.caller.name)
     status = _STATUS[outcome.kind]
     digest = outcome.digest
     headers = [call.location(f"/v1/entries/{digest.hex()}")] if digest else []
@@ -74,19 +78,25 @@ async def publish_one(
     return json_reply(_outcome_json(outcome), status, headers)
 
 
-@routes.add(
-    "POST /v1/messages/batch",
-    Scope.PUBLISH,
-    is_hot=True,
-    operation_id="POST /v1/messages/batch",
-    takes_turns=Turns.BATCHES,
-    body_bytes_max=lambda limits: limits.body_bytes_max,
-    body=body(
-        content(None, wire.PublishBatch, {Form.NDJSON: {**TEXT, "description": "a message a line"}})
+@router.post(
+    "/v1/messages/batch",
+    **documented(
+        {200: reply("Outcomes", PublishOutcomes, wire.PublishOutcomes)},
+        body(
+            content(
+                None, wire.PublishBatch, {Form.NDJSON: {**TEXT, "description": "a message a line"}}
+            )
+        ),
     ),
-    replies={200: reply("Outcomes", OUTCOMES, wire.PublishOutcomes)},
 )
-async def publish_batch(call: CurrentCall) -> Reply:
+async def publish_batch(
+    call: Annotated[
+        Call,
+        admitted(
+            Scope.PUBLISH, turns=Turns.BATCHES, body_bytes_max=lambda limits: limits.body_bytes_max
+        ),
+    ],
+) -> Reply:
     """Publish many messages; one outcome each, in order. A refused item does not affect the others."""
     form = call.form
     if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.NDJSON) is Form.NDJSON:
@@ -116,9 +126,9 @@ async def _through_the_door(
     return [item if isinstance(item, Problem) else next(outcomes) for item in items]
 
 
-def _one_publication(call: Call, retrieval_hint: str | None) -> Publication:
+def _one_publication(call: Call, lines: Sequence[str]) -> Publication:
     # Several lines of the header are one list (RFC 9110 section 5.2).
-    given = () if retrieval_hint is None else retrieval_hint.split(",")
+    given = (hint for line in lines for hint in line.split(","))
     hints = tuple(hint_bytes(hint.strip(), "Retrieval-Hint") for hint in given)
     if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.JSON) is Form.PROTOBUF:
         return _covered(call.caller, Publication(call.body, hints))

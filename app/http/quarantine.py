@@ -6,19 +6,20 @@ import asyncio
 import logging
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 
-from app.callers import Scope
 from app.hexadecimal import hex_bytes
+from app.http.admission import Operator
 from app.http.call import Reply
-from app.http.openapi import reply
+from app.http.models import HeldMessage, HeldPage, Released
+from app.http.openapi import documented, reply
 from app.http.replies import json_only, rfc3339
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.limits import DEFAULT_LIMITS
 from app.quarantine import Held
 from sdstore.sds.jsonform import to_json
 
-routes = Routes("quarantine")
+router = APIRouter(tags=["quarantine"], route_class=NodeRoute)
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +27,9 @@ _Limit = Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.page_items_max)]
 _AfterNumber = Annotated[int, Query(ge=0, le=2**63 - 1, description="the `next` of the last page")]
 
 
-@routes.add("GET /v1/quarantine", Scope.ADMIN)
+@router.get("/v1/quarantine", **documented({200: reply("A page of the quarantine", HeldPage)}))
 async def list_quarantine(
-    call: CurrentCall, after: _AfterNumber = 0, limit: _Limit = DEFAULT_LIMITS.page_items_default
+    call: Operator, after: _AfterNumber = 0, limit: _Limit = DEFAULT_LIMITS.page_items_default
 ) -> Reply:
     """Messages in the quarantine, oldest first, without their content."""
     held = await asyncio.to_thread(call.node.quarantine.page, after, limit)
@@ -36,15 +37,19 @@ async def list_quarantine(
     return json_only({"messages": [_document(each) for each in held], "next": following})
 
 
-@routes.add("GET /v1/quarantine/{digest}", Scope.ADMIN)
-async def show_quarantined(call: CurrentCall, digest: str) -> Reply:
+@router.get(
+    "/v1/quarantine/{digest:segment}", **documented({200: reply("The message", HeldMessage)})
+)
+async def show_quarantined(call: Operator, digest: str) -> Reply:
     """One message in the quarantine, with its content."""
     entry = await asyncio.to_thread(call.node.quarantine.entry, hex_bytes(digest, "a digest"))
     return json_only({"digest": entry.digest.hex(), "message": to_json(entry.message)})
 
 
-@routes.add("POST /v1/quarantine/{digest}/release", Scope.ADMIN)
-async def release_quarantined(call: CurrentCall, digest: str) -> Reply:
+@router.post(
+    "/v1/quarantine/{digest:segment}/release", **documented({200: reply("Released", Released)})
+)
+async def release_quarantined(call: Operator, digest: str) -> Reply:
     """Store a message, as if it came now; the policy does not see it again."""
     quarantine = call.node.quarantine
     async with quarantine.deciding():
@@ -55,8 +60,8 @@ async def release_quarantined(call: CurrentCall, digest: str) -> Reply:
     return json_only({"digest": entry.digest.hex(), "outcome": outcome.kind})
 
 
-@routes.add("DELETE /v1/quarantine/{digest}", Scope.ADMIN, replies={204: reply("Dropped")})
-async def drop_quarantined(call: CurrentCall, digest: str) -> Reply:
+@router.delete("/v1/quarantine/{digest:segment}", **documented({204: reply("Dropped")}))
+async def drop_quarantined(call: Operator, digest: str) -> Reply:
     """Delete a message; it is refused from now on."""
     quarantine = call.node.quarantine
     async with quarantine.deciding():

@@ -6,20 +6,21 @@ from dataclasses import replace
 from typing import Annotated
 
 import zstandard
-from fastapi import Query
+from fastapi import APIRouter, Query
 
 from app.callers import Scope
 from app.errors import Code, Problem
+from app.http.admission import admitted
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, body_form, check_fields
-from app.http.openapi import BINARY, body, content, reply
+from app.http.openapi import BINARY, body, content, documented, reply
 from app.http.pages import Lamport
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.recon.budget import Allowance
 from app.sharing import Turns
 from sdstore.wire import recon_pb2 as recon_wire
 
-routes = Routes("reconciliation")
+router = APIRouter(tags=["reconciliation"], route_class=NodeRoute)
 
 COMPRESS_BYTES_MIN = 1_024
 """Below this size the header costs more than compression saves."""
@@ -28,17 +29,21 @@ COMPRESS_BYTES_MIN = 1_024
 READS_ZSTD = (b"accept-encoding", b"zstd, gzip")
 
 
-@routes.add(
-    "POST /v1/recon",
-    Scope.SYNC,
-    is_hot=True,
-    operation_id="POST /v1/recon",
-    takes_turns=Turns.SYNCS,
-    body_bytes_max=lambda limits: limits.recon_body_bytes_max,
-    body=body(content(None, recon_wire.ReconRequest)),
-    replies={200: reply("The responder's step", None, recon_wire.ReconResponse)},
+@router.post(
+    "/v1/recon",
+    **documented(
+        {200: reply("The responder's step", None, recon_wire.ReconResponse)},
+        body(content(None, recon_wire.ReconRequest)),
+    ),
 )
-async def reconcile(call: CurrentCall) -> Reply:
+async def reconcile(
+    call: Annotated[
+        Call,
+        admitted(
+            Scope.SYNC, turns=Turns.SYNCS, body_bytes_max=lambda limits: limits.recon_body_bytes_max
+        ),
+    ],
+) -> Reply:
     """One step of a reconciliation (docs/recon-protocol.md)."""
     body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
     if not call.body:
@@ -52,18 +57,22 @@ async def reconcile(call: CurrentCall) -> Reply:
     return _packed(call, response.SerializeToString())
 
 
-@routes.add(
-    "POST /v1/negentropy",
-    Scope.SYNC,
-    is_hot=True,
-    operation_id="POST /v1/negentropy",
-    takes_turns=Turns.SYNCS,
-    body_bytes_max=lambda limits: limits.negentropy_body_bytes_max,
-    body=body(content(others={Form.OCTETS: BINARY})),
-    replies={200: reply("The answer", others={Form.OCTETS: BINARY})},
+@router.post(
+    "/v1/negentropy",
+    **documented(
+        {200: reply("The answer", others={Form.OCTETS: BINARY})},
+        body(content(others={Form.OCTETS: BINARY})),
+    ),
 )
 async def negentropy(
-    call: CurrentCall,
+    call: Annotated[
+        Call,
+        admitted(
+            Scope.SYNC,
+            turns=Turns.SYNCS,
+            body_bytes_max=lambda limits: limits.negentropy_body_bytes_max,
+        ),
+    ],
     channel_id: Annotated[str, Query(description="the channel")],
     from_lamport: Lamport = None,
     divisor: Annotated[int, Query(ge=1, description="of the timestamps of records")] = 1,

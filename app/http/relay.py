@@ -7,18 +7,22 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Annotated
 
 import zstandard
+from fastapi import APIRouter
 
 from app.callers import Scope
 from app.errors import Code, Problem
 from app.federation.links import Links
-from app.http.call import Reply, StreamedReply
+from app.http.admission import admitted
+from app.http.call import Call, Reply, StreamedReply
 from app.http.forms import Form, body_form, read_protobuf
-from app.http.openapi import EVENTS, OUTCOMES, body, content, reply
+from app.http.models import PublishOutcomes
+from app.http.openapi import EVENTS, body, content, documented, reply
 from app.http.publish import outcomes_reply
 from app.http.replies import event, event_stream
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.limits import Limits
 from app.live import Place
 from app.relay import Passing, Relay, RelayReader
@@ -26,7 +30,7 @@ from app.sharing import Turns
 from sdstore.client.transport import INSTANCE_HEADER
 from sdstore.wire import store_pb2 as wire
 
-routes = Routes("federation")
+router = APIRouter(tags=["federation"], route_class=NodeRoute)
 
 PART_ITEMS_MAX = 1_000
 """Events of one part of a stream: less than a share of one second at its reader."""
@@ -40,8 +44,8 @@ _HEARTBEAT = b": still here\n\n"
 _NUDGE = b"event: nudge\ndata: {}\n\n"
 
 
-@routes.add("GET /v1/relay", Scope.SYNC, replies=EVENTS)
-async def stream(call: CurrentCall) -> StreamedReply:
+@router.get("/v1/relay", **documented(EVENTS))
+async def stream(call: Annotated[Call, admitted(Scope.SYNC)]) -> StreamedReply:
     """Nudges and relayed messages, for a store that has this one as its peer.
 
     The store names itself in the header `sds-instance`, and gets nothing back that came from it. If `zstd`
@@ -59,20 +63,17 @@ async def stream(call: CurrentCall) -> StreamedReply:
     if call.headers.get(b"accept-encoding") == b"zstd":
         headers.append((b"content-encoding", b"zstd"))
         parts = _compressed(parts)
-    streamed = event_stream(parts)
-    return streamed._replace(headers=[*streamed.headers, *headers])
+    return event_stream(parts, headers)
 
 
-@routes.add(
-    "POST /v1/relay",
-    Scope.PUBLISH,
-    is_hot=True,
-    operation_id="POST /v1/relay",
-    takes_turns=Turns.BATCHES,
-    body=body(content(None, wire.PublishBatch)),
-    replies={200: reply("Outcomes", OUTCOMES, wire.PublishOutcomes)},
+@router.post(
+    "/v1/relay",
+    **documented(
+        {200: reply("Outcomes", PublishOutcomes, wire.PublishOutcomes)},
+        body(content(None, wire.PublishBatch)),
+    ),
 )
-async def relay(call: CurrentCall) -> Reply:
+async def relay(call: Annotated[Call, admitted(Scope.PUBLISH, turns=Turns.BATCHES)]) -> Reply:
     """Sync and ephemeral messages from another store, to be passed on and not stored.
 
     One outcome each, in order: `relayed`, `duplicate` if this store passed it on before, or `refused`.

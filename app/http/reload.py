@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 
-from app.callers import Scope
+from fastapi import APIRouter
+
 from app.errors import Code, Problem, SettingsError
+from app.http.admission import Operator
 from app.http.call import Reply
+from app.http.models import Reloaded
+from app.http.openapi import documented, reply
 from app.http.replies import json_only
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.reload import reload_settings
 from app.workers import WorkerPlace
 
-routes = Routes("settings")
+router = APIRouter(tags=["settings"], route_class=NodeRoute)
 
 WORKERS_WAIT_S = 10.0
 """How long the call waits for the other workers. They need milliseconds, unless one hangs or its settings
@@ -21,8 +25,8 @@ became invalid at this moment."""
 _LOOK_S = 0.01
 
 
-@routes.add("POST /v1/reload", Scope.ADMIN)
-async def reload(call: CurrentCall) -> Reply:
+@router.post("/v1/reload", **documented({200: reply("Taken over", Reloaded)}))
+async def reload(call: Operator) -> Reply:
     """Read the settings again: `changed` names those that were taken over, `needs_restart` the others.
 
     The reply comes when every worker of this service has taken them over.

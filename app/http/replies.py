@@ -63,9 +63,9 @@ def internal_error() -> Problem:
     return Problem(Code.INTERNAL_ERROR, "the fault is this node's; see its log")
 
 
-def event_stream(parts: Parts) -> StreamedReply:
-    """A reply of server-sent events (the WHATWG text format)."""
-    return StreamedReply(_EVENT_HEADERS, parts, is_live=True)
+def event_stream(parts: Parts, headers: Headers = []) -> StreamedReply:  # noqa: B006
+    """A reply of server-sent events (the WHATWG text format); `headers` are added to the usual ones."""
+    return StreamedReply([*_EVENT_HEADERS, *headers], parts, is_live=True)
 
 
 def event(name: str, document: object, event_id: str | None = None) -> bytes:

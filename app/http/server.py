@@ -155,8 +155,8 @@ class WaitingServer(_Server):
         async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
             reply = _waiting_reply(scope["path"], reason)
             # Close the connection, because the client's next one may reach the open node.
-            headers = [*reply.headers, *length_of(reply), (b"connection", b"close")]
-            start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+            headers = [*reply.raw_headers, *length_of(reply), (b"connection", b"close")]
+            start = {"type": "http.response.start", "status": reply.status_code, "headers": headers}
             await send(start)
             await send({"type": "http.response.body", "body": reply.body})
 

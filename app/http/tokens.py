@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
+from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from app.callers import Scope
+from app.http.admission import Operator, json_body
 from app.http.call import Reply
 from app.http.federation import utf8_text
-from app.http.openapi import OBJECT, reply
+from app.http.models import NewToken, TokenList
+from app.http.openapi import body, content, documented, reply
 from app.http.replies import json_only
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import NodeRoute
 from app.tokens import HOLDS_AFTER_S, NAMES_MAX
 
-routes = Routes("tokens")
+router = APIRouter(tags=["tokens"], route_class=NodeRoute)
 
 _Text = Annotated[str, AfterValidator(utf8_text)]
 _Names = Annotated[list[_Text], FailFast()]
@@ -33,15 +36,15 @@ class TokenBody(BaseModel):
     expires_in_s: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
-@routes.add("GET /v1/tokens", Scope.ADMIN)
-async def list_tokens(call: CurrentCall) -> Reply:
+@router.get("/v1/tokens", **documented({200: reply("The tokens", TokenList)}))
+async def list_tokens(call: Operator) -> Reply:
     """All access tokens, without their secrets."""
     tokens = await asyncio.to_thread(call.node.tokens.file.read)
     return json_only({"tokens": [each.document() for each in tokens]})
 
 
-@routes.add("POST /v1/tokens", Scope.ADMIN, replies={201: reply("Made", OBJECT)})
-async def create_token(call: CurrentCall, body: TokenBody) -> Reply:
+@router.post("/v1/tokens", **documented({201: reply("Made", NewToken)}, body(content(TokenBody))))
+async def create_token(call: Operator, body: Annotated[TokenBody, json_body(TokenBody)]) -> Reply:
     """Make an access token. Its text is in this reply only."""
     token, text = await asyncio.to_thread(
         call.node.tokens.file.create,
@@ -56,8 +59,8 @@ async def create_token(call: CurrentCall, body: TokenBody) -> Reply:
     return json_only(token.document() | {"token": text}, 201, headers)
 
 
-@routes.add("DELETE /v1/tokens/{token_id}", Scope.ADMIN, replies={204: reply("Revoked")})
-async def revoke_token(call: CurrentCall, token_id: str) -> Reply:
+@router.delete("/v1/tokens/{token_id:segment}", **documented({204: reply("Revoked")}))
+async def revoke_token(call: Operator, token_id: str) -> Reply:
     """Revoke an access token. The reply comes when no worker accepts it any more."""
     await asyncio.to_thread(call.node.tokens.file.revoke, token_id)
     await asyncio.sleep(HOLDS_AFTER_S)

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from app import roots
 from app.entries import NewEntry
-from app.http.application import create_app
+from app.http.application import application_of
 from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
 from app.node import INDEX_FILE, Node
@@ -62,7 +62,7 @@ def frame_of(number: int) -> bytes:
 
 async def roots_of(node: Node) -> Roots:
     """A node's answers to concurrent requests for all roots, over HTTP."""
-    transport = httpx.ASGITransport(create_app(node), client=("127.0.0.1", 1))
+    transport = httpx.ASGITransport(application_of(node), client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         answers = await asyncio.gather(*(http.get(f"/v1/channels/{name}") for name in NAMES))
     found = [answer.json() for answer in answers]

@@ -18,7 +18,7 @@ import httpx
 import uvloop
 
 from app.callers import Authorizer, Scope
-from app.http.application import ROUTES, create_app
+from app.http.application import application_of
 from app.http.server import NodeServer
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
@@ -26,6 +26,7 @@ from app.operator import LOCK_FILE, announced, token_for
 from app.settings import Settings
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
+from tests.support.routes import ROUTES
 
 STOP_SECONDS_MAX = 30
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -138,7 +139,7 @@ class _Server:
 
     async def _serve(self, listener: socket.socket) -> None:
         async with Node.open(self._settings, self._limits) as node:
-            self._server = NodeServer(create_app(node, self._authorizer), node)
+            self._server = NodeServer(application_of(node, self._authorizer), node)
             self.is_open.set()
             await self._server.serve(sockets=[listener])
 

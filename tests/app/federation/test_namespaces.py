@@ -18,10 +18,10 @@ from typing import Any
 import trustme
 
 from app.callers import Scope
-from app.http.application import ROUTES
 from app.tokens import TokenFile
 from tests.support.cli import command
 from tests.support.namespaces import Network
+from tests.support.routes import ROUTES
 from tests.support.store_process import StoreProcess
 
 HOSTS = ("ada", "bob", "eve")

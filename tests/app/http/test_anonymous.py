@@ -13,12 +13,11 @@ import httpx
 import pytest
 
 from app.callers import Scope
-from app.http.application import ROUTES
-from app.http.routing import Route
 from app.limits import DEFAULT_LIMITS
 from app.tokens import TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
+from tests.support.routes import ROUTES, Route
 from tests.support.server import PROTOBUF, RunningNode, running_node
 
 GENEROUS = replace(

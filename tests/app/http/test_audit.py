@@ -18,14 +18,13 @@ import httpx
 import pytest
 
 from app.callers import DistrustingAuthorizer, Scope
-from app.http.application import ROUTES
-from app.http.routing import Route
 from app.logs import TextLines, shown_url
 from app.tokens import TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect
 from tests.support.cli import command
 from tests.support.federation import message
+from tests.support.routes import ROUTES, Route
 from tests.support.server import PROTOBUF, running_node
 
 ACTIONS = [route for route in ROUTES if route.scope is Scope.ADMIN and route.method != "GET"]

@@ -19,8 +19,6 @@ from urllib.parse import quote
 import pytest
 
 from app.callers import EVERY_SCOPE, Caller, Scope
-from app.http.application import ROUTES
-from app.http.routing import Route
 from app.limits import DEFAULT_LIMITS
 from recon.elements import WHOLE
 from recon.events import Need
@@ -33,6 +31,7 @@ from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.store_pb2 import PublishBatch, PublishItem
 from tests.app.http.test_recon import columns, hand_shake, request_in
+from tests.support.routes import ROUTES, Route
 from tests.support.server import PROTOBUF, RunningNode, running_node
 
 MINE, THEIRS = "mine", "SECRET channel"

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.http.application import ROUTES
-from app.http.routing import Route
 from app.limits import DEFAULT_LIMITS
 from app.operator import operator_token
 from sdstore.sds.model import Message
+from tests.support.routes import ROUTES, Route
 from tests.support.server import RunningNode, running_node
 
 ORIGIN = "https://app.example"

@@ -16,13 +16,13 @@ import pytest
 import trustme
 
 from app.callers import Scope
-from app.http.application import ROUTES
 from app.operator import operator_token, token_for
 from app.tokens import TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import free_port
 from tests.support.debian import program
+from tests.support.routes import ROUTES
 from tests.support.server import PROTOBUF, running_node
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "operating"

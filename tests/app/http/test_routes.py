@@ -1,50 +1,59 @@
-"""Routing on raw paths: IDs of any content, query forms, 404 and 405."""
+"""Routing on raw paths: IDs of any content, query forms, 404 and 405, mounts."""
 
 from __future__ import annotations
 
-from typing import cast
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
-from fastapi.dependencies.utils import request_params_to_args
+from fastapi import APIRouter
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.datastructures import QueryParams
+from starlette.routing import Match
 
-from app.callers import Caller, Scope
 from app.errors import Code, Problem
-from app.http.application import ROUTES as SERVED
-from app.http.call import Call, Reply
-from app.http.federation import PeerBody
-from app.http.routing import CurrentCall, Routes, RouteTable
-from app.node import Node
+from app.http.admission import Reader, admission_of
+from app.http.application import Application
+from app.http.call import AsgiScope, Reply
+from app.http.routing import (
+    QUERY_KEY,
+    NodeRoute,
+    get_by_id,
+    no_route,
+    parse_query,
+    routable_path,
+)
+from app.settings import Settings
 
-TEMPLATES = [
-    ("GET", "/v1/messages/{message_id}"),
-    ("GET", "/v1/messages/{message_id}/ancestors"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/batch"),
-    ("GET", "/v1/channels"),
-    ("GET", "/v1/channels/{channel_id}"),
-    ("GET", "/v1/channels/{channel_id}/messages"),
-    ("GET", "/livez"),
-]
-ROUTES = Routes("test")
-for _method, _template in TEMPLATES:
-
-    @ROUTES.add(f"{_method} {_template}", Scope.READ)
-    async def answer(call: CurrentCall) -> Reply:
-        raise NotImplementedError
-
-
-TABLE = RouteTable(ROUTES.declared)
+APP = Application(Settings())
 ANY_ID = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
 
 
-def matched(method: str, target: str) -> tuple[str, dict[str, str]]:
+def scope_of(method: str, target: str) -> AsgiScope:
+    """As the front layer prepares it."""
     path, _, query = target.partition("?")
-    match = TABLE.match(method, path.encode(), query.encode())
-    return match.route.template, match.params
+    scope: dict[str, Any] = {"type": "http", "method": method, "raw_path": path.encode()}
+    scope["path"] = routable_path(scope)
+    scope[QUERY_KEY] = parse_query(query.encode())
+    return scope
+
+
+def matched(method: str, target: str) -> tuple[str, dict[str, str]]:
+    """The template of the route in its path form, and the ID parameters."""
+    scope = scope_of(method, target)
+    for route in APP.routes:
+        found, child = route.matches(scope)
+        if found is Match.FULL:
+            assert isinstance(route, NodeRoute)
+            route.check_query(scope[QUERY_KEY])
+            both = (each for each in APP.node_routes if each.endpoint is route.endpoint)
+            params = child["path_params"] or {
+                name: text
+                for name, text in scope[QUERY_KEY].fields.items()
+                if name in ("message_id", "channel_id")
+            }
+            return next(both).path_format, params
+    raise no_route(APP.routes, scope)
 
 
 def refused(method: str, target: str) -> Problem:
@@ -91,42 +100,34 @@ def test_a_channel_called_messages_is_told_from_the_query_form() -> None:
     )
 
 
-PAGE = next(r for r in SERVED if r.template == "/v1/channels/{channel_id}/messages")
-VALUES = st.one_of(
-    st.integers(-(2**64), 2**64).map(str),
-    st.sampled_from(["log", "arrival", "asc", "desc", "", "1_000", " 5 ", "5.0", "+1", "true"]),
-    st.text(max_size=5),
-)
+def test_a_route_without_admission_or_that_reads_a_body_before_it_is_refused() -> None:
+    router = APIRouter(route_class=NodeRoute)
 
-
-@given(
-    st.dictionaries(st.sampled_from([each.alias for each in PAGE.parameters]), VALUES, max_size=4)
-)
-def test_a_hot_route_reads_its_arguments_as_fastapi_does(query: dict[str, str]) -> None:
-    fields = PAGE.in_framework.dependant.query_params
-    expected, errors = request_params_to_args(fields, QueryParams(query))
-    call = Call(cast("Node", None), Caller("any"), {"channel_id": "c"}, query, {}, {})
-    if not errors:
-        assert PAGE.arguments(call) == {"channel_id": "c", **expected}
-        return
-    with pytest.raises(Problem) as caught:
-        PAGE.arguments(call)
-    first = errors[0]
-    assert caught.value.code is Code.INVALID_PARAMETER
-    assert caught.value.detail == f"{first['loc'][-1]}: {first['msg']}"
-
-
-def test_a_declaration_that_could_not_be_served_is_refused() -> None:
-    async def without_call(limit: int) -> Reply:
+    @router.get("/v1/x")
+    async def without_admission(limit: int) -> Reply:
         raise NotImplementedError
 
-    async def with_body(call: CurrentCall, body: PeerBody) -> Reply:
+    @router.post("/v1/y")
+    async def with_body(call: Reader, body: dict[str, str]) -> Reply:
         raise NotImplementedError
 
-    with pytest.raises(TypeError, match="GET /v1/x: the handler needs a parameter `call"):
-        Routes("test").add("GET /v1/x", Scope.READ)(without_call)
-    with pytest.raises(TypeError, match="reads the body itself"):
-        Routes("test").add("POST /v1/x", Scope.READ, is_hot=True)(with_body)
+    without, early = router.routes
+    with pytest.raises(TypeError, match="/v1/x: the handler needs a parameter with `admitted`"):
+        admission_of(without)
+    with pytest.raises(TypeError, match="/v1/y: the handler needs `json_body` for its body"):
+        admission_of(early)
+
+
+def test_an_optional_parameter_of_a_channel_is_not_the_id_of_the_query_form() -> None:
+    router = APIRouter(route_class=NodeRoute)
+
+    @get_by_id(router, "/x/{message_id:segment}")
+    async def with_filter(call: Reader, message_id: str, channel_id: str | None = None) -> Reply:
+        raise NotImplementedError
+
+    form = router.routes[0]
+    assert form.matches(scope_of("GET", "/x?channel_id=c"))[0] is Match.NONE
+    assert form.matches(scope_of("GET", "/x?message_id=m"))[0] is Match.FULL
 
 
 def test_the_empty_channel_is_a_channel() -> None:
@@ -138,10 +139,6 @@ def test_the_empty_channel_is_a_channel() -> None:
 def test_the_list_and_the_query_form_share_a_path() -> None:
     assert matched("GET", "/v1/channels") == ("/v1/channels", {})
     assert matched("GET", "/v1/channels?limit=5") == ("/v1/channels", {})
-
-
-def test_head_is_answered_as_get() -> None:
-    assert matched("HEAD", "/livez")[0] == "/livez"
 
 
 @pytest.mark.parametrize(
@@ -173,3 +170,21 @@ def test_a_wrong_method_is_told_the_right_ones() -> None:
 )
 def test_what_is_no_text_or_stands_twice_is_an_invalid_parameter(target: str) -> None:
     assert refused("GET", target).code is Code.INVALID_PARAMETER
+
+
+PREFIX = st.lists(
+    st.text(
+        st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=5
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(PREFIX, ANY_ID)
+def test_a_mount_prefix_with_escapes_is_cut_off(parts: list[str], message_id: str) -> None:
+    raw = "".join("/" + quote(part, safe="") for part in parts)
+    root = unquote(raw)
+    path = f"{raw}/v1/messages/{quote(message_id, safe='')}"
+    scope = {"raw_path": path.encode(), "path": unquote(path), "root_path": root}
+    assert routable_path(scope) == f"{root}/v1/messages/{quote(message_id, safe='')}"

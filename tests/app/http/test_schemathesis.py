@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from app.callers import Scope
-from app.http.application import ROUTES
 from app.tokens import GRANTED_SCOPES, TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
+from tests.support.routes import ROUTES
 from tests.support.server import WANTS_PROTOBUF, RunningNode, running_node
 
 CHECKS = (

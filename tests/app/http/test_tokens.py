@@ -17,8 +17,6 @@ import httpx
 import pytest
 
 from app.callers import Scope
-from app.http.application import ROUTES
-from app.http.routing import Route
 from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, TokenFile
 from recon.limits import PROTOCOL_VERSION
 from recon.session import Interest
@@ -28,6 +26,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2 as wire
 from tests.support.cli import cli
+from tests.support.routes import ROUTES, Route
 from tests.support.server import PROTOBUF, RunningNode, running_node
 from tests.support.stores import PostgresStores
 

@@ -1,0 +1,406 @@
+"""The JSON of replies, as types of the OpenAPI document.
+
+Handlers write this JSON themselves, because validating what the node has just made would only cost time.
+`tests/app/http/test_models.py` reads replies of every route by these models and forbids other members.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from pydantic.config import JsonDict
+
+_BASE64: JsonDict = {"format": "byte"}
+_State = Literal["missing", "withheld", "refused", "met_as_sync"]
+
+
+class HistoryEntryJson(BaseModel):
+    """A cause that a message names."""
+
+    message_id: str = ""
+    retrieval_hint: str | None = Field(None, json_schema_extra=_BASE64)
+    sender_id: str | None = None
+
+
+class MessageJson(BaseModel):
+    """Proto3 JSON of `sds.Message`: bytes are in base64, 64-bit numbers are strings."""
+
+    message_id: str = ""
+    channel_id: str = ""
+    sender_id: str = ""
+    lamport_timestamp: str | None = None
+    causal_history: list[HistoryEntryJson] = []
+    bloom_filter: str | None = Field(None, json_schema_extra=_BASE64)
+    repair_request: list[HistoryEntryJson] = []
+    content: str | None = Field(None, json_schema_extra=_BASE64)
+
+
+class MetaJson(BaseModel):
+    """What the store adds to a message. Hashes and hints are hexadecimal."""
+
+    digest: str
+    frame_hash: str
+    dialect: str
+    received_at: str
+    seq: int = Field(description="position in this store's arrival order")
+    variants: list[str] | None = Field(None, description="digests of other entries with this ID")
+    hints: list[str] | None = Field(None, description="hints that publishers gave")
+
+
+class StoredMessage(BaseModel):
+    """A message and what the store knows of it."""
+
+    message: MessageJson
+    meta: MetaJson
+
+
+class PublishedMessage(BaseModel):
+    """A message to publish. `meta` is ignored, so what a GET returns can be published elsewhere."""
+
+    message: MessageJson
+    meta: dict[str, Any] | None = None
+
+
+class ProblemJson(BaseModel):
+    """A problem document (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str = Field(description="stable; docs/errors.md lists them")
+
+
+class PublishOutcome(BaseModel):
+    """What became of one publication."""
+
+    message_id: str | None
+    channel_id: str | None
+    digest: str | None
+    outcome: Literal["stored", "duplicate", "relayed", "refused"]
+    hints_dropped: int | None = Field(None, description="hints beyond the bound of one entry")
+    problem: ProblemJson | None = None
+
+
+class PublishOutcomes(BaseModel):
+    """The outcomes of a batch, in order."""
+
+    outcomes: list[PublishOutcome]
+
+
+class MessagePage(BaseModel):
+    """A page of messages."""
+
+    messages: list[StoredMessage]
+    next: str | None = Field(description="pass it as `after`; null: nothing follows")
+    left_out: list[str] = Field(description="digests of messages whose content is lost")
+
+
+class ChannelJson(BaseModel):
+    """A channel."""
+
+    channel_id: str
+    count: int
+    lamport_first: str
+    lamport_last: str
+
+
+class ChannelWithRoot(ChannelJson):
+    """A channel with its root: BLAKE3 over the sorted digests."""
+
+    root: str
+
+
+class ChannelPage(BaseModel):
+    """A page of channels."""
+
+    channels: list[ChannelJson]
+    next: str | None
+
+
+class GapJson(BaseModel):
+    """A message that histories name and the store lacks."""
+
+    message_id: str
+    hints: list[str]
+    met_as_sync: bool
+    state: _State
+    named_by: Literal["history", "sync"]
+
+
+class GapPage(BaseModel):
+    """A page of gaps."""
+
+    gaps: list[GapJson]
+    next: str | None
+
+
+class LookupKey(BaseModel):
+    """An ID or a hint of a look-up; `state`: what is known of a missing message."""
+
+    message_id: str | None = None
+    retrieval_hint: str | None = None
+    state: _State | None = None
+
+
+class LookupMatch(BaseModel):
+    """A match, with the message unless only presence was asked for."""
+
+    key: LookupKey
+    digest: str
+    message: MessageJson | None = None
+    meta: MetaJson | None = None
+
+
+class LookupReply(BaseModel):
+    """What a look-up found."""
+
+    found: list[LookupMatch]
+    missing: list[LookupKey]
+    not_examined: list[LookupKey]
+    left_out: list[LookupMatch]
+
+
+class AncestorsPage(BaseModel):
+    """A part of a causal closure, in causal order."""
+
+    messages: list[StoredMessage]
+    missing: list[str]
+    next: str | None
+    left_out: list[str]
+    met_as_sync: list[str]
+    withheld: list[str]
+    refused: list[str]
+
+
+class OrderItem(BaseModel):
+    """A place in the order of a channel."""
+
+    message_id: str
+    sender_id: str | None
+    digest: str
+    confirmed: bool
+    message: MessageJson | None = None
+    meta: MetaJson | None = None
+
+
+class OrderBreach(BaseModel):
+    """A breach of the order's preconditions."""
+
+    kind: str
+    sender_id: str
+    message_id: str
+    other_message_id: str
+    detail: str
+
+
+class OrderIndexer(BaseModel):
+    """What is known of one indexer."""
+
+    model_config = {"extra": "allow"}
+
+
+class OrderPage(BaseModel):
+    """A page of the order of a channel."""
+
+    items: list[OrderItem]
+    confirmed_count: int
+    tail_count: int
+    waiting_count: int
+    missing: list[str]
+    breaches: list[OrderBreach]
+    senderless_count: int
+    complete: bool
+    next: str | None
+    next_confirmed: str | None
+    left_out: list[str]
+    indexers: list[OrderIndexer]
+
+
+class InterestJson(BaseModel):
+    """What a node wants of its peers."""
+
+    all: bool
+    channels: list[str]
+    prefixes: list[str]
+    lamport_from: int | None
+    lamport_to: int | None
+    origin: str
+    set_at_ms: int | None
+
+
+class Outside(BaseModel):
+    """What an interest does not cover any more."""
+
+    channels: int
+    entries: int
+    detail: str | None = None
+
+
+class ChangedInterest(InterestJson):
+    """An interest after a change."""
+
+    outside: Outside
+
+
+class PeerJson(BaseModel):
+    """A peer."""
+
+    id: str
+    url: str
+    origin: str
+    state: str
+    since_ms: int
+    code: str
+    reason: str
+    failures: int
+    last_sync_id: str | None
+    next_sync_at_ms: int | None
+    in_sync_at_ms: int | None
+
+
+class PeerStatus(PeerJson):
+    """A peer with its last report and the record of divergence."""
+
+    last_report: dict[str, Any] | None
+    divergence: dict[str, Any]
+
+
+class PeerList(BaseModel):
+    """All peers."""
+
+    peers: list[PeerJson]
+
+
+class SegmentJson(BaseModel):
+    """A part of the range bar."""
+
+    state: str
+    share: float
+
+
+class ProgressJson(BaseModel):
+    """The progress of a session."""
+
+    model_config = {"extra": "allow"}
+
+    in_sync_percent: float
+    segments: list[SegmentJson]
+
+
+class SyncJson(BaseModel):
+    """A session with another store."""
+
+    id: str
+    peer_url: str
+    peer_id: str | None
+    channels: list[str]
+    dry_run: bool
+    state: Literal["running", "finished"]
+    started_by: str
+    process: str
+    started_at_ms: int
+    finished_at_ms: int | None
+    outcome: str | None
+    progress: ProgressJson
+    entries_per_s: float
+    bytes_per_s: float
+    eta_s: float | None
+    report: dict[str, Any] | None
+
+
+class SyncList(BaseModel):
+    """Sessions, newest first."""
+
+    syncs: list[SyncJson]
+
+
+class TokenJson(BaseModel):
+    """An access token, without its secret."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    channels: list[str] | None
+    channel_prefixes: list[str] | None
+    created_at_ms: int
+    expires_at_ms: int | None
+
+
+class NewToken(TokenJson):
+    """A token that was just made; `token` is the text that a caller sends."""
+
+    token: str
+
+
+class TokenList(BaseModel):
+    """All access tokens."""
+
+    tokens: list[TokenJson]
+
+
+class HeldJson(BaseModel):
+    """A message in the quarantine."""
+
+    digest: str
+    message_id: str
+    channel_id: str
+    frame_bytes: int
+    way: str
+    reason: str
+    held_at: str
+
+
+class HeldPage(BaseModel):
+    """A page of the quarantine."""
+
+    messages: list[HeldJson]
+    next: int | None
+
+
+class HeldMessage(BaseModel):
+    """A message in the quarantine with its content."""
+
+    digest: str
+    message: MessageJson
+
+
+class Released(BaseModel):
+    """What became of a released message."""
+
+    digest: str
+    outcome: str
+
+
+class Reloaded(BaseModel):
+    """The settings that were taken over, and those that need a restart."""
+
+    changed: list[str]
+    needs_restart: list[str]
+
+
+class Alive(BaseModel):
+    """The process answers."""
+
+    status: Literal["alive"]
+
+
+class Ready(BaseModel):
+    """The node serves messages."""
+
+    status: Literal["ready"]
+    failing_tasks: list[str] | None = None
+    refuses_messages: str | None = None
+
+
+class Info(BaseModel):
+    """The node about itself."""
+
+    version: str
+    node_id: str
+    protocols: dict[str, list[int]]
+    digest: dict[str, Any]
+    session: dict[str, Any]
+    limits: dict[str, Any]
+    content: dict[str, Any] | None = None

@@ -1,0 +1,182 @@
+"""The way of a request through the application, without our server: mounts, other servers, faults, both lanes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.http import messages
+from app.http.application import application_of
+from app.http.call import EXCHANGE_KEY, Headers, Parts, Reply
+from app.main import create_app, opened
+from app.node import Node
+from app.settings import Settings
+from app.sharing import Turns
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Dialect, Message
+
+pytestmark = pytest.mark.anyio
+FRAME = encode(Message("m 1", "c", "ada", 1, content=b"buzz"), Dialect.V2)
+PROTOBUF = {"content-type": "application/x-protobuf"}
+
+
+class Client:
+    """The server's side of a request, whose client may hang up."""
+
+    caller = "a"
+
+    def __init__(self) -> None:
+        self.has_left = False
+        self.reply: Reply | None = None
+
+    async def give(self, reply: Reply) -> None:
+        self.reply = reply
+
+    async def stream(self, status: int, headers: Headers, parts: Parts, *, is_live: bool) -> None:
+        raise NotImplementedError
+
+
+async def _nothing(*_: Any) -> Any:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_page_is_not_made_for_a_client_that_left_while_it_waited(
+    tmp_path: Path, leaves: bool
+) -> None:
+    client = Client()
+    scope: MutableMapping[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": "/v1/channels",
+        "raw_path": b"/v1/channels",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+        EXCHANGE_KEY: client,
+    }
+    async with Node.open(Settings(data_dir=tmp_path)) as node:
+        app, turns = application_of(node), node.sharing.turns[Turns.READS]
+        taken = turns.take_now(turns.free_units)
+        request = asyncio.create_task(app(scope, _nothing, _nothing))
+        await asyncio.sleep(0.01)
+        assert not request.done()
+        client.has_left = leaves
+        taken.release()
+        await request
+        assert (client.reply is None) == leaves
+        await asyncio.sleep(0)
+        assert turns.free_units == node.limits.turns_max
+
+
+def _client(app: Any, base_url: str = "http://localhost") -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+    return httpx.AsyncClient(transport=transport, base_url=base_url)
+
+
+async def test_the_application_opens_its_node_in_its_lifespan(tmp_path: Path) -> None:
+    app = create_app(Settings(data_dir=tmp_path))
+    async with _client(app) as http:
+        closed = await http.get("/v1/channels")
+        async with opened(app):
+            assert (
+                await http.post("/v1/messages", content=FRAME, headers=PROTOBUF)
+            ).status_code == 201
+        again = await http.get("/v1/channels")
+    for reply in (closed, again):
+        assert (reply.status_code, reply.json()["code"]) == (503, "store_unavailable")
+        assert "the node is not open" in reply.json()["detail"]
+
+
+async def test_head_is_get_without_a_body(tmp_path: Path) -> None:
+    app = create_app(Settings(data_dir=tmp_path))
+    async with _client(app) as http, opened(app):
+        await http.post("/v1/messages", content=FRAME, headers=PROTOBUF)
+        for path in (
+            "/livez",
+            "/v1/messages/m%201",
+            "/v1/channels/c/messages",
+            "/v1/channels/c/live",
+        ):
+            head = await http.head(path)
+            assert head.status_code == 200, path
+            if "live" not in path:
+                got = await http.get(path)
+                assert head.headers == got.headers
+        assert (await http.head("/v1/messages/nope")).status_code == 404
+
+
+async def test_it_is_mounted_in_another_application(tmp_path: Path) -> None:
+    node_app = create_app(Settings(data_dir=tmp_path))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with opened(node_app):
+            yield
+
+    parent = FastAPI(lifespan=lifespan)
+    parent.mount("/the store", node_app)
+    async with _client(parent, "http://localhost/the%20store") as http, opened(parent):
+        assert (await http.post("/v1/messages", content=FRAME, headers=PROTOBUF)).status_code == 201
+        assert (await http.get("/v1/messages/m%201")).json()["message"]["message_id"] == "m 1"
+        page = await http.get("/v1/channels/c/messages", params={"limit": 1})
+        assert [each["message"]["message_id"] for each in page.json()["messages"]] == ["m 1"]
+        assert (await http.get("/v1/nothing")).json()["code"] == "no_such_route"
+
+
+async def test_a_fault_of_the_node_is_a_problem_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(*_: object) -> None:
+        raise RuntimeError("of the store")
+
+    app = create_app(Settings(data_dir=tmp_path))
+    async with _client(app) as http, opened(app):
+        monkeypatch.setattr(app.state.served.node.store.channels, "named", fails)
+        reply = await http.get("/v1/channels/c")
+    assert (reply.status_code, reply.json()["code"]) == (500, "internal_error")
+    assert "/v1/channels/{channel_id} failed" in caplog.text
+    assert "of the store" not in reply.text
+
+
+async def test_a_stream_that_is_cut_closes_its_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = asyncio.Event()
+
+    async def parts(*_: object) -> AsyncIterator[list[bytes]]:
+        try:
+            while True:
+                yield [b"x" * 1_000]
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(messages, "_parts", parts)
+    app = create_app(Settings(data_dir=tmp_path))
+
+    async def leaves(message: MutableMapping[str, Any]) -> None:
+        if message.get("body"):
+            raise OSError("the client has left")
+
+    async def body() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b'{"digests": []}', "more_body": False}
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/entries",
+        "raw_path": b"/v1/entries",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+    }
+    async with opened(app):
+        await app(scope, body, leaves)
+    assert closed.is_set()
