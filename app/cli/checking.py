@@ -58,6 +58,11 @@ class Findings:
     without_filter: list[int] = field(default_factory=list)
     is_complete: bool = False
 
+    @property
+    def mended_by_node_count(self) -> int:
+        """How many of the damages a running node mends: lost content, and frames whose filters are gone."""
+        return self.lost_count + len(self.without_filter)
+
     def add(self, text: str) -> None:
         """Note a damage."""
         if len(self.damages) < FINDINGS_MAX:
@@ -82,7 +87,7 @@ def advise(settings: Settings, findings: Findings) -> None:
             "lost content comes back with a sync with a node that has it, an import, the restore of a "
             "snapshot, or when the messages are published again"
         )
-    if len(findings.damages) > findings.lost_count:
+    if len(findings.damages) > findings.mended_by_node_count:
         database = settings.shown_database_url
         findings.advice.append(
             f"stop the node, then run: sdstore reindex --database {shlex.quote(database)}"
@@ -323,7 +328,7 @@ async def _is_sound(copy: Path) -> bool:
             await store.close()
     except Exception:  # noqa: BLE001 - damaged rows fail in every way that values can
         return False
-    return len(findings.damages) == findings.lost_count
+    return findings.mended_by_node_count == len(findings.damages)
 
 
 @contextmanager
