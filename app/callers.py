@@ -70,16 +70,15 @@ _InChannel = TypeVar("_InChannel", bound=InChannel)
 class Caller:
     """A caller and its grants.
 
-    `name` identifies the caller in budgets and logs; `channels` None means every channel; `is_trusted`
-    means that the caller sent credentials or calls from this machine; `token_id` names the token that
-    it sent. `publishable` are the channels of the scope publish where they are others than `channels`.
+    `name` identifies the caller in budgets and logs; `channels` None means every channel; `token_id` names
+    the token that it sent. `publishable` are the channels of the scope publish where they are others than
+    `channels`.
     `instance_id` is what a store says of itself in the calls between stores; nothing is granted for it.
     """
 
     name: str
     scopes: frozenset[Scope] = EVERY_SCOPE
     channels: Interest | None = None
-    is_trusted: bool = True
     token_id: str | None = None
     rate: Rate = Rate.FREE
     publishable: Interest | None = None
@@ -313,7 +312,6 @@ class AnonymousAuthorizer:
             caller.name,
             granted.scopes,
             granted.channels,
-            is_trusted=False,
             rate=Rate.STRANGER,
             publishable=granted.publishable,
         )
@@ -326,7 +324,6 @@ def granted_to_strangers(reads: Sequence[str], publishes: Sequence[str]) -> Call
         "",
         frozenset(scope for scope, is_open in scopes.items() if is_open),
         _covered(tuple(reads)),
-        is_trusted=False,
         rate=Rate.STRANGER,
         # Not None, which would mean the channels that strangers read.
         publishable=_covered(tuple(publishes)) or _EVERY_CHANNEL,
@@ -366,14 +363,14 @@ _LOCAL = Caller("local", EVERY_SCOPE - {Scope.ADMIN})
 @lru_cache(maxsize=4096)
 def _anybody(client_host: str) -> Caller:
     scopes = EVERY_SCOPE - {Scope.ADMIN}
-    return Caller(f"address {address_key(client_host)}", scopes, is_trusted=False, rate=Rate.CALLER)
+    return Caller(f"address {address_key(client_host)}", scopes, rate=Rate.CALLER)
 
 
 @lru_cache(maxsize=4096)
 def stranger(client_host: str) -> Caller:
     """A caller without credentials, who may use open routes only."""
     name = f"address {address_key(client_host)}"
-    return Caller(name, frozenset({Scope.OPEN}), is_trusted=False, rate=Rate.STRANGER)
+    return Caller(name, frozenset({Scope.OPEN}), rate=Rate.STRANGER)
 
 
 @lru_cache(maxsize=256)

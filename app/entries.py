@@ -68,7 +68,8 @@ class NewEntry(NamedTuple):
     """A content message that passed all checks, ready to be written.
 
     `digest` and `frame_hash` are 32 bytes; `id_verifies` says that the message ID matches the
-    content under a known scheme, which ranks it first among variants. `without_quarantine`: see `Publication`.
+    content under a known scheme, which ranks it first among variants. `without_quarantine` and
+    `is_from_peer`: see `Publication`.
     """
 
     frame: bytes
@@ -79,6 +80,7 @@ class NewEntry(NamedTuple):
     id_verifies: bool
     claims: tuple[Claim, ...] = ()
     without_quarantine: bool = False
+    is_from_peer: bool = False
 
 
 class MetId(NamedTuple):

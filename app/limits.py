@@ -424,9 +424,6 @@ class Limits:
     recon_reply_bytes_per_minute: int = _bound(
         4_096 * MIB, "bytes per minute and caller", "68 MiB/s, more than one node can serve"
     )
-    recon_untrusted_reply_factor: int = _bound(
-        16, "times the request", "bounds the gain of a forged request"
-    )
     recon_interests_bytes_max: int = _bound(
         32 * MIB, "bytes", "interests kept by hash; one of 16,384 names takes 2 MiB"
     )
@@ -466,14 +463,7 @@ class Limits:
         65_536, "IDs", "10 MiB; an offer of a message whose ID is not among them costs its transfer"
     )
     session_nonce_lifetime_s: int = _bound(
-        SYNC.nonce_lifetime_s,
-        "seconds",
-        "lifetime of a session key; then both sides draw new nonces",
-    )
-    recon_proof_lifetime_s: int = _bound(
-        SYNC.proof_lifetime_s,
-        "seconds",
-        "idle peers compare unkeyed roots for this time, then run a session",
+        600, "seconds", "lifetime of a session key; then both sides draw new nonces"
     )
     peers_max: int = _bound(256, "peers", "each has a record, and its memory of what is set aside")
     peer_sessions_max: int = _bound(
@@ -496,8 +486,6 @@ class Limits:
         """The bounds of a session that this node drives."""
         return SyncLimits(
             seconds_max=self.sync_seconds_max,
-            nonce_lifetime_s=self.session_nonce_lifetime_s,
-            proof_lifetime_s=self.recon_proof_lifetime_s,
             answer_bytes_max=self.recon_answer_bytes_max,
         )
 

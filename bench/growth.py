@@ -32,7 +32,6 @@ from app.cli.server import GC_THRESHOLDS
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
-from app.recon.budget import Allowance
 from app.settings import Settings
 from bench.loading import load_file
 from bench.scratch import in_scratch
@@ -72,22 +71,15 @@ def frame(message_id: str, channel_id: str, random: Random) -> bytes:
 class CountingPeer:
     """A transport into a node of this process."""
 
-    told_policy: int | None = None
-
     def __init__(self, node: Node) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self.item_bytes = 0
         self._node = node
 
-    async def interest(self) -> bytes:
-        """The node's interest."""
-        return self._node.interests.current.encode()
-
     async def recon(self, request: bytes) -> bytes:
         """One call."""
-        allowance = Allowance(self._node.limits)
-        answer = await self._node.recon.answer(request, _CALLER, allowance)
+        answer = await self._node.recon.answer(request, _CALLER)
         raw = answer.SerializeToString()
         self.bytes_up += len(request)
         self.bytes_down += len(raw)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +37,6 @@ from bench.loading import load_file
 from bench.scratch import in_scratch
 from bench.table import publish
 from recon.elements import U8, U64, Mask, heads_of, order_of_lamport
-from recon.hashing import idle_root
 from recon.index import RangeIndex
 from recon.session import Interest, SessionKey
 from recon.store import Columns, element_sequence
@@ -48,7 +47,7 @@ from sdstore.client.transport import sync_error
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import HistoryEntry, Message
-from sdstore.sync.replica import Element, Loaded, LostPage, Prepared, Stored
+from sdstore.sync.replica import Element, LostPage, Prepared, Stored
 from sdstore.sync.report import SyncReport
 from sdstore.sync.session import NOTHING_REMEMBERED, sync_with_peer
 from sdstore.wire import recon_pb2 as wire
@@ -283,23 +282,13 @@ class Log:
         del orders
         return np.array([row.tobytes() not in self.missing_ids for row in ids], bool)
 
-    def root(
-        self, interest: Interest, policy: int, added: U8 | None, removed: U8 | None
-    ) -> bytes | None:
-        del interest, added, removed
-        return idle_root(0, np.zeros(4, np.uint64), policy)
-
-    async def load(self, elements: Sequence[Element], bytes_max: int) -> Loaded:
+    async def load(self, elements: Sequence[Element], bytes_max: int) -> list[Item]:
         del bytes_max
         assert not elements, "it only fetches"
-        return Loaded([], [], 0)
+        return []
 
     def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
         return claim_id(entry_id, hint)
-
-    async def claims_on(self, entry_ids: Sequence[bytes]) -> Mapping[bytes, Sequence[bytes]]:
-        del entry_ids
-        return {}
 
     async def prepare(self, items: Sequence[Item]) -> Sequence[Prepared]:
         prepared = []
@@ -341,7 +330,6 @@ class Calls:
         """`drops`: the calls, counted from 0, whose connection breaks before the answer is read."""
         self.bytes_up = 0
         self.bytes_down = 0
-        self.told_policy: int | None = None
         self.refusals: Counter[str] = Counter()
         self._port = port
         self._address = address
@@ -349,9 +337,6 @@ class Calls:
         self._calls_count = 0
         self._turn = asyncio.Lock()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def interest(self) -> bytes:
-        return _EVERYTHING  # the channel is the whole interest
 
     async def recon(self, request: bytes) -> bytes:
         attempt = 1
@@ -434,7 +419,7 @@ async def come_back(
             await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.0))
         returned.sessions += 1
         returned.report, memory = await sync_with_peer(
-            log, calls, interest, memory=memory, fetch_only=True, opens_at_once=True
+            log, calls, interest, memory=memory, fetch_only=True
         )
     if not log.missing_ids:
         returned.whole_after_s = time.monotonic() - started_s

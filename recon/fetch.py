@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -106,9 +107,19 @@ class FetchQueue:
                 raise RemoteProtocolError("no_progress", "an element is above the resume bound")
         return np.array([at >= 0 for at, _ in self._places(batch, orders, ids)], dtype=bool)
 
-    def settle(self, batch: Batch, orders: U64, ids: U8, resume: bytes | None = None) -> None:
-        """Remove the elements that an answer to `batch` brought, in any order; queue the rest again."""
-        left, is_barren = self._left(batch, orders, ids)
+    def settle(
+        self,
+        batch: Batch,
+        orders: U64,
+        ids: U8,
+        resume: bytes | None = None,
+        inside: Sequence[Sequence[bytes]] = (),
+    ) -> None:
+        """Remove the elements that an answer to `batch` brought, in any order; queue the rest again.
+
+        `inside[i]`: the IDs of the claims inside element i, which it brought, too.
+        """
+        left, is_barren = self._left(batch, orders, ids, inside)
         bound = END
         if resume is not None:
             bound = _bound_of(resume)
@@ -125,19 +136,20 @@ class FetchQueue:
             else:
                 self._owed_names |= set(names_of_short_ids(need.short_ids).tolist())
 
-    def put_back(self, batch: Batch) -> None:
-        """Queue a batch again whose answer said only how it must be asked for."""
-        self._count_barren(is_barren=True)
-        self._waiting.extendleft(reversed(batch))
-
     def _count_barren(self, *, is_barren: bool) -> None:
         """Bound the cut answers of a session that bring nothing: they could move their bound for ever."""
         self._barren_left -= is_barren
         if self._barren_left < 0:
             raise RemoteProtocolError("no_progress", "too many cut answers brought nothing")
 
-    def _left(self, batch: Batch, orders: U64, ids: U8) -> tuple[Batch, bool]:
+    def _left(
+        self, batch: Batch, orders: U64, ids: U8, inside: Sequence[Sequence[bytes]]
+    ) -> tuple[Batch, bool]:
         """The part of a batch that was not brought, and whether nothing was."""
+        if any(inside):
+            orders = np.concatenate((orders, orders.repeat(list(map(len, inside)))))
+            claim_ids = np.frombuffer(b"".join(chain.from_iterable(inside)), np.uint8)
+            ids = np.concatenate((ids, claim_ids.reshape(-1, ids.shape[1])))
         brought: defaultdict[int, set[int]] = defaultdict(set)
         for at, name in self._places(batch, orders, ids):
             brought[at].add(name)
@@ -180,11 +192,6 @@ def _in_whole_range(span: Range, orders: U64, ids: U8) -> Iterator[tuple[int, in
 def _is_wanted(upper: Bound, names: frozenset[int] | None, key: tuple[int, int], name: int) -> bool:
     """Whether a need asks for an element: it is below `upper` and has one of the names, if any."""
     return (key < upper or upper == END) and (names is None or name in names)
-
-
-def names_all(batch: Batch) -> bool:
-    """Whether a batch has short ids for each of its ranges: a range without any is brought whole."""
-    return all(need.short_ids is not None and len(need.short_ids) for need in batch)
 
 
 def pack_fetch(batch: Batch) -> Fetch:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import blake3
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -28,7 +27,6 @@ from recon.limits import (
 )
 from recon.session import SessionKey
 
-_ROOT_CONTEXT = "sdstore recon v2 idle root"
 _CHUNK = 4096  # elements; two buffers of 64 KiB live in the second-level cache
 _BLOCK_BYTES = 16
 _MIX_LOW = np.uint64(0x9E3779B97F4A7C15)
@@ -150,16 +148,3 @@ class Total:
 
     count: int
     sum: bytes
-
-
-def idle_root(count: int, sums: U64, policy: int = 0) -> bytes:
-    """Root of a set of `count` elements: 32 bytes of BLAKE3 over the count and u64[4] sums.
-
-    `sums`: the ids added up, each little-endian 64-bit word for itself, mod 2^64. `policy`: the
-    responder's, so that a change of it shows too. The root has no key: it shows only whether two
-    sides still hold what they were proved to hold.
-    """
-    # What a memory takes off may have been lost since: such a count is below 0, and matches no other.
-    material = (count % (1 << 64)).to_bytes(8, "little") + sums.astype("<u8").tobytes()
-    material += policy.to_bytes(4, "little")
-    return blake3.blake3(material, derive_key_context=_ROOT_CONTEXT).digest()

@@ -24,7 +24,7 @@ The rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ from recon.limits import (
     Budget,
     Limits,
 )
-from recon.session import SessionHeader
+from recon.session import Interest, SessionHeader, decode_interest
 from recon.view import View
 from recon.worklist import Work, opening_work
 from sdstore.wire import recon_pb2
@@ -69,6 +69,9 @@ from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
 _ASK_BYTES = 9.0  # a range that is compared, about: bound, count, hash
 _ASK_LIST_BYTES = 3.0  # a range to be listed, about: bound
+_TOLD_BYTES = (
+    64  # a shorter interest is told in each session: a responder that forgot it costs a trip
+)
 _ANSWER_BYTES = 7  # a part in an answer, about: 8, but some of what we cut ourselves is equal
 
 
@@ -93,7 +96,8 @@ class Initiator:
     """One session. `seed` makes the random cuts; `recent` counts own arrivals since the last session.
 
     `apart`: ascending orders of elements that are here, but not in the view. A range that can contain one is
-    not fetched as a whole, but by names.
+    not fetched as a whole, but by names. `tells_interest`: the first request has the interest in full, because
+    the responder does not know it yet.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Initiator:
         seed: int = 0,
         recent: int = 0,
         apart: U64 = NO_ORDERS,
+        tells_interest: bool = False,
     ) -> None:
         self._view = view
         self._apart = apart
@@ -124,7 +129,10 @@ class Initiator:
         self._in_flight: dict[int, Asked] = {}
         self._settled: list[Stretch] = []
         self._budget = Budget(limits)
-        self._send_interest = False
+        self._tells_interest = tells_interest or len(header.interest) <= _TOLD_BYTES
+        self._is_unknown = (
+            False  # the responder forgot the interest, or another process of it answers
+        )
         self._over = False
 
     def _phase(self) -> int:
@@ -154,18 +162,6 @@ class Initiator:
         self._budget.bytes += content_call_bytes
         self._budget.check(len(self._view), elapsed_s)
 
-    def rekey(self, view: View, header: SessionHeader) -> None:
-        """Continue under another key: the first request was answered under a new nonce.
-
-        Its ranges were compared with summaries under the old key, so the answers call them different
-        unless they are empty.
-        """
-        self._view, self._header, self._total = view, header, view.total()
-        for request_id, flying in self._in_flight.items():
-            hashes, counts = view.summaries(view.locate(flying.work.ranges))
-            work = replace(flying.work, counts=counts, hashes=hashes)
-            self._in_flight[request_id] = flying._replace(work=work)
-
     def next_request(self, elapsed_s: float = 0.0) -> OutgoingRequest | None:
         """The next message, or None: nothing waits, or enough is in flight, or it is over."""
         del elapsed_s  # checked when the answer comes, where a fault can be reported
@@ -187,8 +183,9 @@ class Initiator:
         costs = np.where(listed, _ASK_LIST_BYTES, _ASK_BYTES)
         count, message = fill(partial(self._message, phase), costs, room)
         work = self._waiting.take(slice(count))
-        asked = Asked(work, self._parts, phase, self._send_interest, self._wants_total)
-        self._wants_total = False
+        in_full = self._tells_interest or self._is_unknown
+        asked = Asked(work, self._parts, phase, in_full, self._wants_total)
+        self._wants_total = self._tells_interest = False
         return asked, message
 
     def _answerable(self) -> int:
@@ -204,7 +201,7 @@ class Initiator:
         asks = Asks(work.ranges, work.listed, work.counts, work.hashes)
         return ReconRequest(
             version=PROTOCOL_VERSION,
-            session=self._header.message(in_full=self._send_interest),
+            session=self._header.message(in_full=self._tells_interest or self._is_unknown),
             ranges=pack_asks(asks, self._parts, self._options.list_max, phase),
             response_bytes_max=self._limits.response_bytes_max,
             total=self._wants_total,
@@ -243,6 +240,7 @@ class Initiator:
 
     def _ask_again(self, flying: Asked) -> None:
         self._wants_total |= flying.wants_total
+        self._tells_interest |= flying.told_interest
         self._wait(flying.work)
 
     def _wait(self, *work: Work) -> None:
@@ -250,7 +248,7 @@ class Initiator:
 
     def _take(self, flying: Asked, response: ReconResponse) -> list[Event]:
         if response.status == recon_pb2.UNKNOWN_INTEREST and not flying.told_interest:
-            self._send_interest = True
+            self._is_unknown = True
             self._ask_again(flying)
             return []
         if refusal := refusal_of(response, self._header.responder_nonce):
@@ -275,6 +273,31 @@ class Initiator:
                 "total", "the answers say that all ranges are equal, but the total differs"
             )
         return Stated(theirs.count, theirs == self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a session begins with: the responder's nonce, its interest, and the policy that goes with it."""
+
+    responder_nonce: bytes
+    interest: Interest
+    policy: int
+
+
+def hello_request() -> ReconRequest:
+    """The request that asks for it."""
+    return ReconRequest(version=PROTOCOL_VERSION)
+
+
+def hello_of(response: ReconResponse) -> Hello | Busy | Unsupported:
+    """The answer to a hello. Raises `RemoteProtocolError`."""
+    match refusal_of(response):
+        case Expired(responder_nonce) if response.HasField("interest"):
+            return Hello(responder_nonce, decode_interest(response.interest), response.policy)
+        case Busy() | Unsupported() as refusal:
+            return refusal
+        case _:
+            raise RemoteProtocolError("status", "the answer to a hello has no interest")
 
 
 def refusal_of(

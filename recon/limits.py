@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from recon.errors import LocalProtocolError, RemoteProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 NONCE_BYTES = 16  # 128 bits: never repeats by accident
 SESSION_KEY_BYTES = 16  # AES-128
 INTEREST_HASH_BYTES = 16  # names a document both sides hold; a collision ends in a mismatch only

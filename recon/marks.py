@@ -7,7 +7,7 @@ and gives it back; so the side that made it keeps nothing, and any of its proces
 A mark has two numbers, of the last entry and the last claim at that moment, sealed together with a check
 of the interest: nobody else can read them, and a forged mark fails before anything is read for it. Eight
 bytes behind them authenticate everything that must be the same when the mark comes back: the sums of the
-arrival chains there, the interest, the policy, and the root of the interest's elements up to there. So a
+arrival chains there, the interest, the policy, and the sums of the interest's elements up to there. So a
 mark fails if the history was rolled back, if an element was lost, or if the rules changed.
 """
 
@@ -31,7 +31,7 @@ from recon.view import View
 MARK_BYTES = 24  # of this implementation's marks: a forger has one try in 2^96
 MARK_BYTES_MAX = 64  # of any responder's: an initiator keeps one for each peer and interest
 NEWS_MAX = 1 << 16  # elements after a mark: comparing everything costs no more than this many
-_CONTEXT = "sdstore recon v2 mark"
+_CONTEXT = "sdstore recon v3 mark"
 _NUMBER_BYTES = 6  # 2^48 arrivals
 _BLOCK_BYTES = 16  # of AES: both numbers, and 4 bytes of check
 _SUM_BYTES = 8
@@ -45,14 +45,14 @@ class Numbers(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What a mark authenticates: the numbers, the sums of the arrival chains there, and the root.
+    """What a mark authenticates: the numbers, the sums of the arrival chains there, and the contents.
 
-    `root`: of the elements of the interest that arrived up to there, with the policy (32 bytes).
+    `contents`: the policy, the number of the interest's elements up to there, and a sum of their IDs.
     """
 
     numbers: Numbers
     sums: tuple[int, int]
-    root: bytes
+    contents: bytes
 
 
 def mark_of(secret: bytes, interest: bytes, moment: Moment) -> bytes:
@@ -64,7 +64,7 @@ def mark_of(secret: bytes, interest: bytes, moment: Moment) -> bytes:
     numbers = b"".join(each.to_bytes(_NUMBER_BYTES, "big") for each in moment.numbers)
     block = numbers + _check(key, numbers, interest)
     sums = b"".join(each.to_bytes(_SUM_BYTES, "big", signed=True) for each in moment.sums)
-    tag = blake3.blake3(block + sums + moment.root + interest, key=key)
+    tag = blake3.blake3(block + sums + moment.contents + interest, key=key)
     return _cipher(key).encryptor().update(block) + tag.digest(length=MARK_BYTES - _BLOCK_BYTES)
 
 

@@ -162,9 +162,9 @@ def _pick(choose: Callable[[list[int]], int], left: int | None, right: int | Non
 # ---- nonces and keys
 
 
-_KEY_CONTEXT = "sdstore recon v2 session key"
-_OWN_NONCE_CONTEXT = "sdstore recon v2 initiator nonce"
-_NONCE_CONTEXT = "sdstore recon v2 responder nonce"
+_KEY_CONTEXT = "sdstore recon v3 session key"
+_OWN_NONCE_CONTEXT = "sdstore recon v3 initiator nonce"
+_NONCE_CONTEXT = "sdstore recon v3 responder nonce"
 
 
 @dataclass(frozen=True, slots=True)

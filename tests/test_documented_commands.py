@@ -331,7 +331,7 @@ def test_a_command_in_a_sentence_has_a_verb_and_options_that_exist(
         assert words[1] in cli("--help").out, f"{document}: {command}"
         return
     if re.search(r" v\d+\b", command):
-        return  # contexts of hashes: `sdstore recon v2 session key`
+        return  # contexts of hashes: `sdstore recon v3 session key`
     below = verb_of(words)
     for verb in [[below[0], each] for each in below[1].split("\\|")] if len(below) > 1 else [below]:
         told = cli(*verb, "--help")

@@ -18,12 +18,16 @@ from app.cli.files import (
 )
 from app.cli.options import PATIENCE
 from app.cli.output import CliError, Exit
+from app.limits import DEFAULT_LIMITS
 from sdstore.client import AsyncStoreClient
 from sdstore.participant.backfill import Fetched
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.log import ELEMENTS_PER_PIECE_MAX, Noted, Staged
 from sdstore.sync.report import Progress, SyncReport
+
+HINTS_MAX = DEFAULT_LIMITS.hints_per_publish_max
+"""Of one message: an import takes no more."""
 
 _SQLITE_BEGINNING = b"SQLite format 3\x00"
 
@@ -88,7 +92,7 @@ class FileLog:
         if self.target is None or not messages:
             return
         for each in messages:
-            hints = each.retrieval_hints if isinstance(each, Fetched) else ()
+            hints = each.retrieval_hints[:HINTS_MAX] if isinstance(each, Fetched) else ()
             self.target.write(record_of(each.frame, hints, self._format))
         write_through(self.target)
 

@@ -17,7 +17,6 @@ from app.federation.schedule import Verdict
 from app.federation.syncs import MOVED, Sync
 from app.federation.transport import url_text
 from app.store.peerrows import CHANGING, PeerRow, clean_text
-from recon.errors import RemoteProtocolError
 from recon.session import Interest, decode_interest
 from sdstore.sync.memory import PeerMemory
 from sdstore.sync.report import SyncOutcome, SyncReport
@@ -109,7 +108,7 @@ class Peer:
     missing_here: int | None = None
     missing_there: int | None = None
     apart_since_ms: int | None = None
-    _interest_read: bytes = field(default=b"", repr=False)
+    _interest_read: bytes | None = field(default=None, repr=False)
     _interest: Interest | None = field(default=None, repr=False)
     _fault: str = ""  # the code of the last session, if it failed by a fault of this node
 
@@ -219,11 +218,8 @@ class Peer:
         raw = self.memory.interest
         if raw != self._interest_read:
             self._interest_read = raw
-            try:
-                self._interest = decode_interest(raw)
-            except RemoteProtocolError:
-                self._interest = None
-        return not raw or self._interest is None or any(map(self._interest.matches, channels))
+            self._interest = None if raw is None else decode_interest(raw)
+        return self._interest is None or any(map(self._interest.matches, channels))
 
 
 def _said_of(report: SyncReport) -> str:

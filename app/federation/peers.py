@@ -48,6 +48,7 @@ from app.recon.replica import NodeReplica
 from app.settings import Settings
 from app.store.peerrows import Lease, PeerRow
 from app.supervisor import Supervisor, ended
+from recon.initiator import hello_request
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport
 from sdstore.sync.limits import SyncLimits
@@ -214,7 +215,7 @@ class Peers:
         """Raise PEER_URL_REFUSED for an address that is not allowed, and for this node itself."""
         try:
             async with asyncio.timeout(CONTACT_S_MAX), self._transport(url, token) as transport:
-                await transport.interest()
+                await transport.recon(hello_request().SerializeToString())
         except SyncError as error:
             if error.code == Code.PEER_URL_REFUSED:
                 raise Problem(Code.PEER_URL_REFUSED, error.detail) from None

@@ -186,7 +186,7 @@ def _lasting(memory: PeerMemory) -> PeerMemory:
     return replace(
         memory,
         responder_nonce=b"",
-        interest_read_at_s=0.0,
+        interest=None,
         arrived_count=0,
         proof=None,
         lost_after=0,

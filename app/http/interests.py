@@ -27,7 +27,7 @@ from app.http.replies import json_only, json_reply, protobuf_reply
 from app.http.routing import NodeRoute
 from app.interests import InterestState, described, interest_document, made_interest
 from recon.limits import INTEREST_NAMES_MAX
-from sdstore.client.transport import INSTANCE_HEADER, POLICY_HEADER
+from sdstore.client.transport import INSTANCE_HEADER
 
 router = APIRouter(tags=["reconciliation"], route_class=NodeRoute)
 
@@ -70,14 +70,11 @@ class InterestBody(BaseModel):
 async def get_interests(call: Annotated[Call, admitted(Scope.SYNC)]) -> Reply:
     """The part of this node's interest that the caller may read: the canonical `Interest`, or JSON.
 
-    JSON also says where the interest comes from: the settings, or an operator. The header `sds-policy` has
-    the `policy` of reconciliation that goes with it.
+    JSON also says where the interest comes from: the settings, or an operator.
     """
     state = call.node.interests.state
-    policy = call.node.recon.policy_for(call.caller, state)
     interest = call.caller.readable_part(state.interest)
     headers = [READS_ZSTD, (INSTANCE_HEADER.encode(), call.node.instance_id.encode())]
-    headers.append((POLICY_HEADER.encode(), b"%d" % policy))
     if call.form is Form.PROTOBUF:
         return protobuf_reply(interest.encode(), 200, headers)
     return json_reply({**state.document(), **interest_document(interest)}, 200, headers)

@@ -16,8 +16,8 @@ from app.http.forms import Form, body_form, check_fields
 from app.http.openapi import BINARY, body, content, documented, reply
 from app.http.pages import Lamport
 from app.http.routing import NodeRoute
-from app.recon.budget import Allowance
 from app.sharing import Turns
+from sdstore.client.transport import INSTANCE_HEADER
 from sdstore.wire import recon_pb2 as recon_wire
 
 router = APIRouter(tags=["reconciliation"], route_class=NodeRoute)
@@ -53,8 +53,11 @@ async def reconcile(
     caller = call.caller
     if instance_id := call.instance_id:
         caller = replace(caller, instance_id=instance_id)
-    response = await call.node.recon.answer(call.body, caller, _allowance(call))
-    return _packed(call, response.SerializeToString())
+    response = await call.node.recon.answer(call.body, caller)
+    packed = _packed(call, response.SerializeToString())
+    if response.HasField("interest"):  # a session begins: its initiator can be this node itself
+        packed.raw_headers.append((INSTANCE_HEADER.encode(), call.node.instance_id.encode()))
+    return packed
 
 
 @router.post(
@@ -87,16 +90,8 @@ async def negentropy(
         from_lamport,
         divisor,
         call.caller.name,
-        _allowance(call).reply_bytes_max,
     )
     return Reply(200, [(b"content-type", Form.OCTETS.value)], answer)
-
-
-def _allowance(call: Call) -> Allowance:
-    if call.caller.is_trusted:
-        return Allowance(call.node.limits)
-    # Counted as sent, so that padding which compresses well does not raise the allowance.
-    return Allowance(call.node.limits, call.sent_bytes)
 
 
 def _packed(call: Call, body: bytes) -> Reply:

@@ -40,13 +40,15 @@ class WakuEnvelope:
 class Publication(NamedTuple):
     """A frame, its publisher's hints, and the envelope it came in.
 
-    `without_quarantine`: it is refused if the policy would keep it apart.
+    `without_quarantine`: it is refused if the policy would keep it apart. `is_from_peer`: it comes with all
+    hints that another store has for it, which are valid (`acceptable_hints`).
     """
 
     frame: bytes
     hints: tuple[bytes, ...] = ()
     envelope: WakuEnvelope | None = None
     without_quarantine: bool = False
+    is_from_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ def prepare(item: Publication, limits: Limits) -> NewEntry | Relayed:
         verifies(message),
         _claims(item, limits),
         item.without_quarantine,
+        item.is_from_peer,
     )
 
 
@@ -132,7 +135,7 @@ def _check_size(size: int, size_max: int, unit: str, code: Code) -> None:
 def _claims(item: Publication, limits: Limits) -> tuple[Claim, ...]:
     if not item.hints and item.envelope is None:
         return ()
-    if len(item.hints) > limits.hints_per_publish_max:
+    if len(item.hints) > limits.hints_per_publish_max and not item.is_from_peer:
         raise Problem(
             Code.TOO_MANY_HINTS, f"{len(item.hints)} hints, at most {limits.hints_per_publish_max}"
         )
@@ -162,7 +165,7 @@ def published_claim(hint: bytes, limits: Limits) -> Claim:
 def acceptable_hints(hints: Iterable[bytes], limits: Limits) -> tuple[bytes, ...]:
     """The valid hints: an invalid hint that a peer adds must not cost the message."""
     good = [hint for hint in hints if 0 < len(hint) <= limits.hint_bytes_max]
-    return tuple(good[: limits.hints_per_publish_max])
+    return tuple(good[: limits.hint_claims_with_peers_max])
 
 
 # ---- JSON

@@ -20,16 +20,16 @@ from app.callers import Caller, Scope
 from app.errors import Code, Problem
 from app.interests import Interests, InterestState
 from app.policy import Way
-from app.recon.budget import Allowance, ReconBudgets
+from app.recon.budget import ReconBudgets
 from app.recon.index import NodeIndex
-from app.recon.replica import Message, NodeReplica, items_size
+from app.recon.replica import NodeReplica, items_size
 from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
 from recon.fetch import NOTHING_WANTED, Found, Wanted, read_fetch, resolve
 from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
 from recon.limits import Limits as ReconLimits
-from recon.marks import MARK_BYTES, NOTHING_CAME, Arrived, view_of
+from recon.marks import MARK_BYTES, MARK_BYTES_MAX, NOTHING_CAME, Arrived, view_of
 from recon.responder import respond
 from recon.session import (
     Interest,
@@ -57,11 +57,8 @@ NEWS_COST = 10
 MARK_FIELD_BYTES = 2 + MARK_BYTES
 """The mark in the reply to a request with `mark`."""
 
-RESUME_BYTES = 48
-"""The two fields of a truncated reply: the place to resume, and the length of the next request."""
-
-NONCE_FIELD_BYTES = 2 + NONCE_BYTES
-"""The nonce in the reply to a request with `renew`."""
+RESUME_BYTES = 24
+"""The two fields of a truncated reply."""
 
 NEWS_VIEWS_MAX = 64
 """Views over the news that are kept: for twice as many sessions as a node starts side by side."""
@@ -73,8 +70,8 @@ FOLLOWED_ITEMS_MIN = 64
 """If more items are pushed, the index takes them in at once: otherwise the next comparison would wait for a
 whole backfill."""
 
-ITEM_HINTS_BYTES_MAX = 16_384
-"""Hints and lengths around the frame of one item."""
+ITEM_HINTS_BYTES_MAX = 96 << 10
+"""Hints and lengths around the frame of one item: 256 hints of 256 bytes."""
 
 _Key = tuple[bytes, Interest | None]
 """The hash of an interest, and the channels that the caller may read."""
@@ -110,39 +107,25 @@ class ReconEndpoint:
         """The key by which the node recognises the nonces of its own sessions."""
         return self._replica.nonce_secret
 
-    async def answer(self, body: bytes, caller: Caller, allowance: Allowance) -> wire.ReconResponse:
+    async def answer(self, body: bytes, caller: Caller) -> wire.ReconResponse:
         """The response to an encoded `ReconRequest`.
 
         `caller` selects budgets and grants: it reads and pushes only channels that its grants cover.
-        `allowance` bounds the reply.
         Raises Problem: `invalid_recon_request`, `recon_budget_spent`.
         """
         self._budgets.check(caller.name)
         caller = self._granted(caller)
         try:
             request = wire.ReconRequest.FromString(body)
-            # A byte of an interest or of ranges costs about as much as hashing an element. Roots and
-            # cached views are answered without hashing.
+            # A byte of an interest or of ranges costs about as much as hashing an element. Cached views
+            # are answered without hashing.
             parts = (request.session, request.ranges, request.fetch)
             self._budgets.views.spend(caller.name, sum(part.ByteSize() for part in parts))
             if request.version != PROTOCOL_VERSION:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNSUPPORTED_VERSION)
-            # Remember the interest even if the nonce has expired, so that it need not be sent again.
-            # What this node wants is read once: it can change while the request waits.
-            wanted = self._interests.state
-            known = self._known.find(request.session, caller, wanted.interest)
-            if refusal := self._refusal(request, caller.name.encode()):
-                if refusal.status != wire.NONCE_EXPIRED or not request.renew:
-                    return refusal
-                request.session.responder_nonce = refusal.responder_nonce
-            if known is None:
-                return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
-            name, mutual = known
-            if request.idle_root:
-                return await self._compare_roots(
-                    request.idle_root, mutual, _policy_for(caller, wanted)
-                )
-            return await self._answer(request, name, mutual, wanted, caller, allowance)
+            if is_own_nonce(request.session.initiator_nonce, self._replica.nonce_secret):
+                return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.REFUSED)
+            return await self._agreed(request, caller)
         except DecodeError:
             raise Problem(Code.INVALID_RECON_REQUEST, "the body is not a ReconRequest") from None
         except RemoteProtocolError as error:
@@ -150,78 +133,68 @@ class ReconEndpoint:
                 Code.INVALID_RECON_REQUEST, str(error), extra={"fault": error.code}
             ) from None
 
-    def policy_for(self, caller: Caller, wanted: InterestState) -> int:
-        """The `policy` of answers to a caller while this node has this interest."""
-        return _policy_for(self._granted(caller), wanted)
-
     def _granted(self, caller: Caller) -> Caller:
         if not self._replica.is_disk_low:
             return caller
         # A policy of its own: the peer offers again what it kept when the disk has room.
         return replace(caller, scopes=caller.scopes - {Scope.PUBLISH})
 
-    def _refusal(self, request: wire.ReconRequest, pair: bytes) -> wire.ReconResponse | None:
-        if is_own_nonce(request.session.initiator_nonce, self._replica.nonce_secret):
-            return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.REFUSED)
+    async def _agreed(self, request: wire.ReconRequest, caller: Caller) -> wire.ReconResponse:
+        """The answer once both sides agree on the interest and the nonce, or what the initiator lacks for that."""
+        # What this node wants is read once: it can change while the request waits.
+        session, wanted = request.session, self._interests.state
+        response = wire.ReconResponse(version=PROTOCOL_VERSION, policy=_policy_for(caller, wanted))
+        pair = caller.name.encode()
         epoch = int(time.time()) // self._limits.session_nonce_lifetime_s
-        if request.idle_root:  # roots have no key
-            return None
-        if nonce_is_fresh(request.session.responder_nonce, self._secret, pair, epoch):
-            return None
-        return wire.ReconResponse(
-            version=PROTOCOL_VERSION,
-            status=wire.NONCE_EXPIRED,
-            responder_nonce=responder_nonce(self._secret, pair, epoch),
-        )
-
-    async def _compare_roots(
-        self, root: bytes, mutual: Interest, policy: int
-    ) -> wire.ReconResponse:
-        await self._index.catch_up()
-        is_same = root == self._index.root_of_ids(mutual, policy)
-        return wire.ReconResponse(version=PROTOCOL_VERSION, same_root=is_same)
+        is_hello = session.WhichOneof("interest") is None
+        # Remember the interest even if the nonce has expired, so that it need not be sent again.
+        known = None if is_hello else self._known.find(session, caller, wanted.interest)
+        if is_hello or not nonce_is_fresh(session.responder_nonce, self._secret, pair, epoch):
+            response.status = wire.NONCE_EXPIRED
+            response.responder_nonce = responder_nonce(self._secret, pair, epoch)
+            if is_hello:
+                response.interest = caller.readable_part(wanted.interest).encode()
+            return response
+        if known is None:
+            response.status = wire.UNKNOWN_INTEREST
+            return response
+        return await self._answer(request, response, *known, wanted, caller)
 
     async def _answer(
         self,
         request: wire.ReconRequest,
+        response: wire.ReconResponse,
         name: bytes,
         mutual: Interest,
         wanted: InterestState,
         caller: Caller,
-        allowance: Allowance,
     ) -> wire.ReconResponse:
         key = _session_key(request.session, name)
         if len(request.push) > (most := self._limits.recon_push_items_max):
             raise RemoteProtocolError("too_many_items", f"a request can push at most {most} items")
         # The answer includes the pushed items, so the initiator can compare at once.
         outcomes = await self._take(request.push, caller, wanted.interest)
-        policy = _policy_for(caller, wanted)
-        room = allowance.reply_bytes_max - len(outcomes) - RESUME_BYTES
-        room -= NONCE_FIELD_BYTES if request.renew else 0
+        policy = response.policy
+        room = self._limits.recon_reply_bytes_max - len(outcomes) - RESUME_BYTES
         room -= MARK_FIELD_BYTES if request.mark else 0
         room = min(request.response_bytes_max or room, room)
-        response = wire.ReconResponse(version=PROTOCOL_VERSION)
         fetched = read_fetch(request.fetch) if request.HasField("fetch") else NOTHING_WANTED
         compares = request.HasField("ranges") or request.total
         if compares or len(fetched.ranges):  # a push needs no view
             asked = await self._view_between(request, key, mutual, policy, fetched, caller)
             if asked is None:
-                return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_MARK)
+                response.status = wire.UNKNOWN_MARK
+                return response
             # From here to the mark nothing waits, so the mark is that of the view.
-            view, later = asked
             if compares:
-                response = self._compare(view, request, room)
+                response.MergeFrom(self._compare(asked.view, request, room))
             if request.mark and name == interest_hash(mutual.encode()):
                 response.mark = self._replica.marks.at_present(mutual, policy)
                 if request.since:
-                    self._news.keep(key, request.since, response.mark, mutual, policy, view)
-            found = _without(resolve(view, fetched), later)
-            is_bounded = bool(request.since or request.up_to)
-            await self._fill(response, found, room, allowance, is_bounded=is_bounded)
+                    self._news.keep(key, request.since, response.mark, mutual, policy, asked.view)
+            found = _without(resolve(asked.view, fetched), asked.later)
+            await self._fill(response, found, room, asked.claims_end)
         response.push_outcomes.extend(outcomes)
-        response.policy = policy
-        if request.renew:
-            response.responder_nonce = request.session.responder_nonce
         self._budgets.replies.spend(caller.name, response.ByteSize())
         return response
 
@@ -233,38 +206,41 @@ class ReconEndpoint:
         policy: int,
         fetched: Wanted,
         caller: Caller,
-    ) -> tuple[View, Arrived] | None:
-        """The elements that a request is about, and those among them that arrived after its `up_to`.
-
-        Only a fetch is left with such elements: removing them from a large view costs more than
-        leaving them out of what it brings. None if a mark fails.
-        """
+    ) -> _Asked | None:
+        """The elements that a request is about. None if a mark fails."""
+        if max(len(request.since), len(request.up_to)) > MARK_BYTES_MAX:
+            raise RemoteProtocolError("malformed", f"a mark has at most {MARK_BYTES_MAX} bytes")
+        marks, claims_end = self._replica.marks, None
+        if request.up_to:
+            claims_end = marks.claims_end(request.up_to, mutual)
+            if claims_end is None:
+                return None
         compares = request.HasField("ranges") or request.total
         # A short id leads to nothing that arrived later, and all of a range to everything in it.
         needs_up_to = compares or not fetched.counts.all()
         news = self._news.find(key, request, mutual, policy, needs_up_to=needs_up_to)
         if news is not None:
-            return news, NOTHING_CAME
+            return _Asked(news, NOTHING_CAME, claims_end)
         await self._index.catch_up()
         up_to = request.up_to if needs_up_to else b""
         if not request.since:
             self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
             await self._index.prepare_view(key, mutual)
         if not (request.since or up_to):
-            return self._index.view(key, mutual), NOTHING_CAME
+            return _Asked(self._index.view(key, mutual), NOTHING_CAME, claims_end)
         spend = partial(self._budgets.views.spend, caller.name)
         spend(MARK_COST)
-        between = await self._replica.marks.between(
+        between = await marks.between(
             request.since, up_to, mutual, policy, lambda count: spend(NEWS_COST * count)
         )
         if between is None:
             return None
         if request.since:
-            return view_of(between.news.columns(), key), NOTHING_CAME
+            return _Asked(view_of(between.news.columns(), key), NOTHING_CAME, claims_end)
         view, later = self._index.view(key, mutual), between.later
         if compares and len(later):
             view = view.apart(NOTHING_CAME.columns(), later.columns())
-        return view, later
+        return _Asked(view, later, claims_end)
 
     async def _take(
         self, items: Sequence[wire.Item], caller: Caller, wanted: Interest
@@ -286,50 +262,39 @@ class ReconEndpoint:
         return respond(view, request, _limits(room))
 
     async def _fill(
-        self,
-        response: wire.ReconResponse,
-        found: Found,
-        bytes_max: int,
-        allowance: Allowance,
-        *,
-        is_bounded: bool,
+        self, response: wire.ReconResponse, found: Found, bytes_max: int, claims_end: int | None
     ) -> None:
         """Append the found items until the reply is full; then set the place to resume.
 
-        `is_bounded`: between marks a claim travels inside its entry only if it was requested, too.
-        Others may have arrived later.
+        A claim is not sent beside its entry, which brings it.
         """
-        foldable = {row.tobytes() for row in found.ids} if is_bounded else None
-        sent_count, resume, message = 0, found.resume, Message(foldable)
-        response_bytes = (
-            response.ByteSize()
-        )  # with the items, at most: measuring all is a pass over them
-        while sent_count < len(found.ids):
-            room = bytes_max - response_bytes
-            chunk = slice(sent_count, sent_count + FETCH_CHUNK)
+        items: list[wire.Item] = []
+        entry_ids: set[bytes] = set()
+        covered, resume = 0, found.resume
+        room = bytes_max - response.ByteSize()
+        while covered < len(found.ids):
+            chunk = slice(covered, covered + FETCH_CHUNK)
             rows = zip(found.orders[chunk].tolist(), found.ids[chunk], strict=True)
             elements = [Element(order, row.tobytes()) for order, row in rows]
-            loaded = await self._replica.load(elements, room, message)
-            # Every fetch makes progress, if only by one item larger than the room, but no caller gets
-            # more than its allowance.
-            size = items_size(loaded.items)
-            if size > room and not response.items and allowance.is_strict:
-                response.truncated = True
-                needed = allowance.reply_bytes_max + size - room
-                response.request_bytes_min = allowance.request_bytes_min(needed)
-                return
-            if size > room and response.items:
-                head = int.from_bytes(found.ids[sent_count, :8].tobytes(), "big")
-                resume = Bound(int(found.orders[sent_count]), head)
+            loaded = await self._replica.load(elements, room, claims_end)
+            loaded_ids = {item.id for item in loaded if not item.HasField("claim")}
+            entries = entry_ids | loaded_ids if items else loaded_ids
+            news = [item for item in loaded if item.claim.digest not in entries]
+            size = items_size(news)
+            # Every fetch makes progress, if only by one item larger than the room.
+            if size > room and items:
+                head = int.from_bytes(found.ids[covered, :8].tobytes(), "big")
+                resume = Bound(int(found.orders[covered]), head)
                 break
-            response.items.extend(loaded.items)
-            response_bytes += size
-            sent_count += loaded.covered
+            items += news
+            entry_ids |= loaded_ids
+            room -= size
+            covered += len(loaded)
+        # A claim that was loaded before its entry was not known to be one.
+        response.items.extend(item for item in items if item.claim.digest not in entry_ids)
         if resume is not None:
             response.truncated = True
             response.resume = bound_bytes(resume)
-            if allowance.is_strict:
-                response.request_bytes_min = allowance.request_bytes_min(0)
 
 
 @lru_cache(maxsize=64)  # most requests leave the same room
@@ -354,28 +319,29 @@ async def take_items(
 ) -> list[wire.PushOutcome]:
     """Pass pushed items through the one door; one outcome per item, in order.
 
-    Entries come first, then the claims on them. `covers`: whether the caller may write to a channel; a
+    A claim needs an entry that is here already. `covers`: whether the caller may write to a channel; a
     claim on an entry of any other channel gets the answer for an absent entry. Items outside `wanted`
     are refused: a peer can have begun before this node changed what it wants. Raises Problem if this
     node is at fault (disk full, database gone).
     """
     window = wanted.window
     outcomes = [wire.NO_ENTRY if item.HasField("claim") else wire.PUSH_REFUSED for item in items]
-    for kind in ("entry", "claim"):
-        positions = [at for at, item in enumerate(items) if item.HasField(kind)]
-        read = await replica.prepare([items[at] for at in positions])
-        prepared = {}
-        for at, each in zip(positions, read, strict=True):
-            if each.channel_id is None or not covers(each.channel_id):
-                continue
-            is_in_window = each.order is None or window.holds(each.order)
-            if is_in_window and wanted.matches(each.channel_id):
-                prepared[at] = each
-            else:
-                outcomes[at] = wire.PUSH_REFUSED
-        stored = await replica.commit(list(prepared.values()))
-        for at, result in zip(prepared, stored, strict=True):
-            outcomes[at] = result.outcome
+    positions = [
+        at for at, item in enumerate(items) if item.HasField("entry") or item.HasField("claim")
+    ]
+    read = await replica.prepare([items[at] for at in positions])
+    prepared = {}
+    for at, each in zip(positions, read, strict=True):
+        if each.channel_id is None or not covers(each.channel_id):
+            continue
+        is_in_window = each.order is None or window.holds(each.order)
+        if is_in_window and wanted.matches(each.channel_id):
+            prepared[at] = each
+        else:
+            outcomes[at] = wire.PUSH_REFUSED
+    stored = await replica.commit(list(prepared.values()))
+    for at, result in zip(prepared, stored, strict=True):
+        outcomes[at] = result.outcome
     return outcomes
 
 
@@ -383,6 +349,18 @@ def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:
     if len(session.initiator_nonce) != NONCE_BYTES:
         raise RemoteProtocolError("malformed", f"a nonce has {NONCE_BYTES} bytes")
     return derive_session_key(session.initiator_nonce, session.responder_nonce, interest_name)
+
+
+class _Asked(NamedTuple):
+    """The elements that a request is about: a view, without those that arrived `later` than its `up_to`.
+
+    Only a fetch is left with such elements: removing them from a large view costs more than leaving them out
+    of what it brings. `claims_end`: the number of the last claim up to there; None for all.
+    """
+
+    view: View
+    later: Arrived
+    claims_end: int | None
 
 
 class NewsViews:

@@ -36,7 +36,6 @@ from app.limits import Limits
 from app.store.store import Store
 from recon.checkpoint import read_checkpoint, write_checkpoint
 from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow
-from recon.hashing import idle_root
 from recon.index import RangeIndex
 from recon.session import Interest, SessionKey
 from recon.store import Snapshot
@@ -225,26 +224,14 @@ class NodeIndex:
             )
         return len(unnamed), entries_count
 
-    def root_of_ids(
-        self,
-        interest: Interest,
-        policy: int = 0,
-        added: U8 | None = None,
-        removed: U8 | None = None,
-    ) -> bytes | None:
-        """The unkeyed root of an interest's elements; None if it has a Lamport window.
+    def sums_of(self, interest: Interest, without: U8) -> tuple[int, bytes]:
+        """The number of an interest's elements in any window, and the sum of their IDs, word by word.
 
-        `added` and `removed`, u8[n, 32]: elements that one session sets aside.
+        `without`, u8[n, 32]: elements of it that do not count.
         """
-        if interest.window != ALL_ORDERS:
-            return None
         groups = self._channels.of(interest)
-        count, sums = self._sums.count(groups), self._sums.sums(groups)
-        if added is not None:
-            count, sums = count + len(added), sums + added.view("<u8").sum(axis=0)
-        if removed is not None:
-            count, sums = count - len(removed), sums - removed.view("<u8").sum(axis=0)
-        return idle_root(count, sums, policy)
+        sums = self._sums.sums(groups) - without.view("<u8").sum(axis=0, dtype=np.uint64)
+        return self._sums.count(groups) - len(without), sums.astype("<u8").tobytes()
 
     def channel_elements(
         self, channel_id: str, window: OrderWindow

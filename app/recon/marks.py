@@ -7,7 +7,7 @@ that. The elements after it are read from SQL by number, in time proportional to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,6 +50,11 @@ class Marks:
         moment = self._moment(interest, policy, self._index.read, NOTHING_CAME)
         return mark_of(self._secret, interest.encode(), moment)
 
+    def claims_end(self, mark: bytes, interest: Interest) -> int | None:
+        """The number of the last claim up to a mark; None if it is no mark of this interest."""
+        numbers = numbers_of(mark, self._secret, interest.encode())
+        return None if numbers is None else numbers.claim
+
     async def arrived_since(self, mark: bytes, interest: Interest, policy: int) -> Arrived | None:
         """The elements that arrived after a mark, up to what the index has when this returns.
 
@@ -79,7 +84,11 @@ class Marks:
             if place is None:
                 return None
             places.append(place)
-        start, there = _numbers(places[0]), _numbers(self._index.read)
+        # The older one: `since` can be newer than `up_to`, and nothing is between them then.
+        start = (
+            Numbers(*map(min, *map(_numbers, places))) if len(places) > 1 else _numbers(places[0])
+        )
+        there = _numbers(self._index.read)
         read_max = min(
             NEWS_MAX, max(0, there.entry - start.entry) + max(0, there.claim - start.claim)
         )
@@ -102,7 +111,7 @@ class Marks:
         if not up_to:
             return Between(arrived, NOTHING_CAME)
         end = _numbers(places[-1])
-        news = arrived.up_to(end) if since else NOTHING_CAME
+        news = arrived.after(_numbers(places[0])).up_to(end) if since else NOTHING_CAME
         return Between(news, arrived.after(end))
 
     async def _read_after(self, start: Numbers, interest: Interest) -> Arrived | None:
@@ -128,12 +137,10 @@ class Marks:
 
     def _moment(self, interest: Interest, policy: int, place: Watermark, after: Arrived) -> Moment:
         """What a mark at `place` authenticates, given all that arrived after it."""
-        # The root is over all windows: the index has no sums of a window.
-        if interest.window != ALL_ORDERS:
-            interest = replace(interest, lamport_from=None, lamport_to=None)
-        removed = after.ids if len(after) else None
-        root = self._index.root_of_ids(interest, policy, removed=removed) or b""
-        return Moment(_numbers(place), (place.entries.sum, place.claims.sum), root)
+        # Over all windows: the index has no sums of a window.
+        count, sums = self._index.sums_of(interest, after.ids)
+        contents = policy.to_bytes(4, "little") + count.to_bytes(8, "little", signed=True) + sums
+        return Moment(_numbers(place), (place.entries.sum, place.claims.sum), contents)
 
 
 def _numbers(place: Watermark) -> Numbers:

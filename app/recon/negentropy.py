@@ -13,7 +13,7 @@ from app.recon.budget import ReconBudgets
 from app.recon.index import VIEW_COST_MIN, NodeIndex
 from recon.elements import OrderWindow, order_of_lamport
 from recon.errors import RemoteProtocolError
-from recon.negentropy import FRAME_BYTES_MIN, Negentropy, Records
+from recon.negentropy import Negentropy, Records
 
 THREAD_RECORDS_MIN = 50_000
 """From this size on an answer takes milliseconds, so a thread computes it."""
@@ -46,7 +46,6 @@ class NegentropyEndpoint:
         from_lamport: int | None,
         divisor: int,
         caller_name: str,
-        reply_bytes_max: int,
     ) -> bytes:
         """The answer to a message about the entries of a channel from a Lamport timestamp on.
 
@@ -57,12 +56,9 @@ class NegentropyEndpoint:
         self._budgets.views.spend(caller_name, COST_PER_BYTE * len(body))
         await self._index.catch_up()
         records = self._channel_records((channel_id, from_lamport, divisor), caller_name)
-        frame_bytes_max = max(
-            FRAME_BYTES_MIN, min(reply_bytes_max, self._limits.negentropy_reply_bytes_max)
-        )
         server = Negentropy(
             records,
-            frame_limit_bytes=frame_bytes_max,
+            frame_limit_bytes=self._limits.negentropy_reply_bytes_max,
             message_bytes_max=self._limits.negentropy_body_bytes_max,
             ranges_max=self._limits.negentropy_ranges_max,
         )

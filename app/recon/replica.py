@@ -1,22 +1,20 @@
 """The node's own set, for both sides of a session: elements to items, items to the one door.
 
-An element is an entry or a published hint claim. An entry is sent with its claims if they are few, so
-that a message and its hints are written once; a claim is sent alone if the other side has the entry.
-The initiating side uses the class as `sdstore.sync.replica.Replica`. The responding side uses the same
-class, and passes the current contents of the reply to each call of `load`.
+An element is an entry or a published hint claim. An entry is sent with all its claims, so that a message
+and its hints are written once; a claim is sent alone if the other side has the entry. The initiating side
+uses the class as `sdstore.sync.replica.Replica`, and the responding side as well.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from app.entries import Claim, ClaimSource, NewEntry, OutcomeKind
+from app.entries import NewEntry, OutcomeKind
 from app.errors import Code, Problem
 from app.ingest.door import Door
 from app.ingest.door import Prepared as FromDoor
@@ -32,7 +30,7 @@ from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.digest import claim_id, entry_digest
-from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored
+from sdstore.sync.replica import NOT_CONTENT, Element, LostPage, Prepared, Stored
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item
 
@@ -43,29 +41,14 @@ _FIRST_CHUNK = 32  # frames loaded before their sizes are known: 32 MiB at worst
 _FRAME_BYTES_GUESSED = 1024  # a guess, so that few frames are loaded in vain when room is short
 _CHUNK_MAX = 512  # a few milliseconds of the event loop
 _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
-
-
-class Message:
-    """The claims in one message so far: none is sent both alone and inside its entry.
-
-    `foldable`: the only claims that may be sent inside an entry; None: all.
-    """
-
-    def __init__(self, foldable: AbstractSet[bytes] | None = None) -> None:
-        self.alone: set[bytes] = set()
-        self.folded: set[bytes] = set()
-        self.foldable = foldable
+_HINT_OVERHEAD_BYTES = 20  # so that what fits a batch has fewer fields than `recon_fields_max`
 
 
 @dataclass(slots=True, kw_only=True)
 class Received(Prepared):
-    """A prepared item; `channel_id` of its message, or of the entry that a claim is about.
-
-    `has_entry`: of a claim, its entry is in the store.
-    """
+    """A prepared item; `channel_id` of its message, or of the entry that a claim is about."""
 
     channel_id: str | None = None
-    has_entry: bool = False
 
 
 class NodeReplica:
@@ -134,12 +117,6 @@ class NodeReplica:
         """See `Replica`."""
         return self._index.elements.holds(orders, ids)
 
-    def root(
-        self, interest: Interest, policy: int, added: U8 | None, removed: U8 | None
-    ) -> bytes | None:
-        """See `Replica`."""
-        return self._index.root_of_ids(interest, policy, added, removed)
-
     def mark(self, interest: Interest) -> bytes:
         """See `ArrivalOrder`."""
         return self.marks.at_present(interest, self._policy())
@@ -151,79 +128,55 @@ class NodeReplica:
     # --- content that goes out -----------------------------------------------------------------
 
     async def load(
-        self, elements: Sequence[Element], bytes_max: int, message: Message | None = None
-    ) -> Loaded:
-        """See `Replica`. `message`: the claims that earlier calls put into the same message."""
-        message = message or Message()
-        loaded = Loaded([], [], 0)
-        room = bytes_max
+        self, elements: Sequence[Element], bytes_max: int, claims_end: int | None = None
+    ) -> list[Item]:
+        """See `Replica`. `claims_end`: the number of the last claim that an entry's item has; None: all."""
         wanted = elements[:ITEMS_PER_MESSAGE_MAX]
-        while loaded.covered < len(wanted):
-            size = _chunk_size(len(loaded.items), bytes_max - room, room)
-            chunk = wanted[loaded.covered :][:size]
-            found = await self._items_by_element(chunk, message.foldable)
-            for item in found.values():
-                _leave_out(item, message.alone)
-            open_ = [each for each in chunk if each.element_id not in message.folded]
-            sizes = [_size(found[each.element_id]) for each in open_]
-            fitting = _fitting_count(sizes, room, bool(loaded.items))
-            # Fold claims only once the cut is known: everything below it is sent, in an entry or alone.
-            for each in open_[:fitting]:
-                hints = found[each.element_id].entry.hints
-                message.folded.update(claim_id(each.element_id, hint) for hint in hints)
-            sent = [each for each in open_[:fitting] if each.element_id not in message.folded]
-            items = [found[each.element_id] for each in sent]
-            message.alone.update(
-                each.element_id
-                for each, item in zip(sent, items, strict=True)
-                if item.HasField("claim")
-            )
-            room -= items_size(items)
-            loaded.items.extend(items)
-            loaded.elements.extend(sent)
-            covered = len(chunk) if fitting == len(open_) else chunk.index(open_[fitting])
-            loaded = loaded._replace(covered=loaded.covered + covered)
-            if fitting < len(open_):
+        items: list[Item] = []
+        room = bytes_max
+        while len(items) < len(wanted):
+            size = _chunk_size(len(items), bytes_max - room, room)
+            found = await self._items_of(wanted[len(items) :][:size], claims_end)
+            sizes = list(map(_size, found))
+            fitting = _fitting_count(sizes, room, bool(items))
+            items += found[:fitting]
+            room -= sum(sizes[:fitting])
+            if fitting < len(found):
                 break
-        return loaded
+        return items
 
-    async def _items_by_element(
-        self, elements: Sequence[Element], foldable: AbstractSet[bytes] | None
-    ) -> dict[bytes, Item]:
+    async def _items_of(self, elements: Sequence[Element], claims_end: int | None) -> list[Item]:
         store = self._store
-        orders = {each.element_id: each.order for each in elements}
-        entries = {entry.digest: entry for entry in await store.entries.by_digest(list(orders))}
-        claims = await store.claims.by_element([each for each in orders if each not in entries])
-        found: dict[bytes, Item] = {}
-        for digest, hint in claims:
-            element_id = claim_id(digest, hint)
-            claim = Item.Claim(digest=digest, hint=hint)
-            found[element_id] = Item(claim=claim, order=orders[element_id])
-        hints = _published(await store.claims.of_entries(list(entries.values())))
-        for digest, entry in entries.items():
-            some = hints.get(digest, [])
-            if foldable is not None:
-                some = [each for each in some if claim_id(digest, each) in foldable]
-            some = some[: self.limits.hints_per_publish_max]
-            # Set in place: a message that is given to another one is copied.
-            item = found[digest] = Item(order=orders[digest], id=digest)
-            item.entry.frame = entry.frame
-            if some:
-                item.entry.hints.extend(some)
+        ids = [each.element_id for each in elements]
+        entries = {entry.digest: entry for entry in await store.entries.by_digest(ids)}
+        others = [each for each in ids if each not in entries]
+        claims = {claim_id(*each): each for each in await store.claims.by_element(others)}
+        absent = [each for each in others if each not in claims]
+        hints = await store.claims.of_entries(list(entries.values()), claims_end)
+        if absent:
+            hints |= await store.claims.of(absent, claims_end)
+        items = []
         for order, element_id in elements:
-            if element_id not in found:
-                absent = Item.Absent(reason=wire.LOST)
-                found[element_id] = Item(absent=absent, order=order, id=element_id)
-        return found
+            # Set in place: a message that is given to another one is copied.
+            item = Item(order=order)
+            if claim := claims.get(element_id):
+                item.claim.digest, item.claim.hint = claim
+            else:
+                item.id = element_id
+                entry = entries.get(element_id)
+                if entry is None:
+                    item.absent.reason = wire.LOST
+                else:
+                    item.entry.frame = entry.frame
+                if of_entry := hints.get(element_id):
+                    part = item.absent if entry is None else item.entry
+                    part.hints.extend([each.hint for each in of_entry])
+            items.append(item)
+        return items
 
     def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
         """See `Replica`."""
         return claim_id(entry_id, hint)
-
-    async def claims_on(self, entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
-        """See `Replica`."""
-        hints = _published(await self._store.claims.of(entry_ids))
-        return {digest: [claim_id(digest, each) for each in some] for digest, some in hints.items()}
 
     # --- content that comes in -----------------------------------------------------------------
 
@@ -231,7 +184,11 @@ class NodeReplica:
         """See `Replica`. Only the door decodes frames."""
         entries = [item.entry for item in items if item.HasField("entry")]
         publications = [
-            Publication(each.frame, acceptable_hints(each.hints, self.limits) if each.hints else ())
+            Publication(
+                each.frame,
+                acceptable_hints(each.hints, self.limits) if each.hints else (),
+                is_from_peer=True,
+            )
             for each in entries
         ]
         from_door = iter(await self._door.prepare_many(publications))
@@ -244,34 +201,30 @@ class NodeReplica:
                     _entry(item, next(from_door), next(kept)) if is_entry else _claim(item.claim)
                 )
             await asyncio.sleep(0)
-        came = {each.element_id: each for each in prepared if not each.entry_id}
         claims = [at for at, each in enumerate(prepared) if each.entry_id]
         for start in range(0, len(claims), _CHUNK_MAX):
             part = claims[start : start + _CHUNK_MAX]
-            looked_up = await self._looked_up([prepared[at] for at in part], came)
+            looked_up = await self._looked_up([prepared[at] for at in part])
             for at, claim in zip(part, looked_up, strict=True):
                 prepared[at] = claim
         return prepared
 
-    async def _looked_up(
-        self, claims: Sequence[Received], came: Mapping[bytes, Received]
-    ) -> list[Received]:
-        """Claims with the channels of their entries, which came with them or are stored."""
-        entry_ids = {each.entry_id for each in claims}
-        here = await self._store.entries.outlines(list(entry_ids))
+    async def _looked_up(self, claims: Sequence[Received]) -> list[Received]:
+        """Claims with the orders and channels of their entries, as far as those are stored."""
+        here = await self._store.entries.outlines(list({each.entry_id for each in claims}))
         held = await self._store.claims.by_element([each.element_id for each in claims])
         held_ids = {claim_id(*each) for each in held}
-        known = []
-        for claim in claims:
-            is_held, entry_id = claim.element_id in held_ids, claim.entry_id
-            if entry_id in here:
-                entry = here[entry_id]
-                order, channel_id = order_of_lamport(entry.lamport_timestamp), entry.channel_id
-                claim = replace(claim, order=order, channel_id=channel_id, has_entry=True)
-            elif entry_id in came:
-                claim = replace(claim, order=came[entry_id].order)
-            known.append(replace(claim, is_held=is_held) if is_held else claim)
-        return known
+        return [
+            replace(
+                claim,
+                order=order_of_lamport(entry.lamport_timestamp),
+                channel_id=entry.channel_id,
+                is_held=claim.element_id in held_ids,
+            )
+            if (entry := here.get(claim.entry_id))
+            else claim
+            for claim in claims
+        ]
 
     @property
     def stored_at_once(self) -> int:
@@ -282,6 +235,7 @@ class NodeReplica:
         """See `Replica`. A message without content is relayed to live readers, and refused."""
         stored = [Stored(wire.PUSH_REFUSED, each.refusal) for each in prepared]
         entries = [at for at, each in enumerate(prepared) if not each.entry_id]
+        crowded: list[int] = []
         start = 0
         while part := entries[start : start + self.stored_at_once]:
             start += len(part)
@@ -294,36 +248,37 @@ class NodeReplica:
                 elif outcome.kind is not OutcomeKind.RELAYED:
                     is_new = outcome.kind is OutcomeKind.STORED
                     stored[at] = Stored(wire.STORED if is_new else wire.DUPLICATE)
-        taken = (wire.STORED, wire.DUPLICATE)
-        committed = {prepared[at].element_id for at in entries if stored[at].outcome in taken}
+                    crowded += [at] if outcome.hints_dropped else []
+        for at in crowded:
+            kept = await self._kept(prepared[at].claims)
+            dropped = tuple([each for each in prepared[at].claims if each not in kept])
+            stored[at] = stored[at]._replace(claims_dropped=dropped)
         claims = [at for at, each in enumerate(prepared) if each.entry_id]
         for start in range(0, len(claims), COMMITTED_BESIDE_OTHERS):
             part = claims[start : start + COMMITTED_BESIDE_OTHERS]
-            results = await self._commit_claims([prepared[at] for at in part], committed)
+            results = await self._commit_claims([prepared[at] for at in part])
             for at, result in zip(part, results, strict=True):
                 stored[at] = result
         return stored
 
-    async def _commit_claims(
-        self, claims: Sequence[Prepared], committed: AbstractSet[bytes]
-    ) -> list[Stored]:
+    async def _kept(self, claims: Sequence[bytes]) -> set[bytes]:
+        """Those of these claims that the store has."""
+        return {claim_id(*each) for each in await self._store.claims.by_element(claims)}
+
+    async def _commit_claims(self, claims: Sequence[Prepared]) -> list[Stored]:
         """Write claims without reading their entries, which can be large.
 
         The door reports faults of a claim's entry; the store shows whether the claim was kept. A claim
         beyond the maximum of an entry is refused as too many hints.
         """
-        sure = {c.entry_id for c in claims if isinstance(c, Received) and c.has_entry} | committed
-        unsure = {each.entry_id for each in claims} - sure
-        here = sure | (await self._store.entries.outlines(list(unsure))).keys()
-        written = [each for each in claims if each.entry_id in here]
+        written = [each for each in claims if each.order is not None]
         faults = await self._door.publish_claims([(c.entry_id, c.content) for c in written])
         rows = zip(written, faults, strict=True)
-        taken = [claim.element_id for claim, fault in rows if fault is None]
-        kept = {claim_id(*each) for each in await self._store.claims.by_element(taken)}
+        kept = await self._kept([claim.element_id for claim, fault in rows if fault is None])
         rest = iter(faults)
         stored = []
         for claim in claims:
-            if claim.entry_id not in here:
+            if claim.order is None:
                 stored.append(Stored(wire.NO_ENTRY))
             elif fault := next(rest):
                 stored.append(_refusal(fault))
@@ -353,17 +308,6 @@ class NodeReplica:
         return set(await self._store.frames.content_states(entry_ids))
 
 
-# --- elements to items -------------------------------------------------------------------------
-
-
-def _published(claims: Mapping[bytes, Sequence[Claim]]) -> dict[bytes, list[bytes]]:
-    """The published hints of each entry; claims of histories are not elements."""
-    return {
-        digest: [each.hint for each in some if each.source < ClaimSource.HISTORY]
-        for digest, some in claims.items()
-    }
-
-
 # --- items to prepared items -------------------------------------------------------------------
 
 
@@ -388,7 +332,6 @@ def _entry(item: Item, content: FromDoor, hints: Sequence[bytes]) -> Received:
         order=None if message is None else order_of_lamport(message.lamport_timestamp or 0),
         element_id=digest,
         claims=tuple([claim_id(digest or item.id, hint) for hint in hints]) if hints else (),
-        claims_dropped=len(item.entry.hints) - len(hints),
         refusal=refusal,
         content=content,
         channel_id=None if message is None else message.channel_id,
@@ -417,14 +360,6 @@ def _refusal(problem: Problem) -> Stored:
 # --- how much fits -----------------------------------------------------------------------------
 
 
-def _leave_out(item: Item, alone: set[bytes]) -> None:
-    """Remove hints from an entry whose claims were sent alone in the same message."""
-    if alone and item.HasField("entry"):
-        digest = item.id
-        kept = [hint for hint in item.entry.hints if claim_id(digest, hint) not in alone]
-        item.entry.hints[:] = kept
-
-
 def _chunk_size(items_count: int, items_bytes: int, room: int) -> int:
     """Elements to look up next: about as many as fit, by the average size so far."""
     if not items_count:
@@ -438,7 +373,8 @@ def items_size(items: Iterable[Item]) -> int:
 
 
 def _size(item: Item) -> int:
-    return item.ByteSize() + _ITEM_OVERHEAD_BYTES
+    hints_count = len(item.entry.hints) + len(item.absent.hints)
+    return item.ByteSize() + _ITEM_OVERHEAD_BYTES + _HINT_OVERHEAD_BYTES * hints_count
 
 
 def _fitting_count(sizes: Sequence[int], room: int, is_begun: bool) -> int:

@@ -277,24 +277,35 @@ class HintClaims:
 
     # ---- hints of entries
 
-    async def of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
-        """Published and computed claims of entries, first learned first, without entries that have none."""
-        if len(digests) == 1:
+    async def of(
+        self, digests: Sequence[bytes], claims_end: int | None = None
+    ) -> dict[bytes, list[Claim]]:
+        """Published and computed claims of entries, first learned first, without entries that have none.
+
+        `claims_end`: the number of the last claim that counts; None: all.
+        """
+        if len(digests) == 1 and claims_end is None:
             found = await self._of_one(digests[0])
             return {digests[0]: found} if found else {}
         rows = await self._database.among(_seqs_by_digest(self._sql), prefixes(digests))
         wanted = set(digests)
-        return await self._by_seq({seq: digest for digest, seq in rows if digest in wanted})
+        seqs = {seq: digest for digest, seq in rows if digest in wanted}
+        return await self._by_seq(seqs, claims_end)
 
-    async def of_entries(self, entries: Sequence[Entry]) -> dict[bytes, list[Claim]]:
+    async def of_entries(
+        self, entries: Sequence[Entry], claims_end: int | None = None
+    ) -> dict[bytes, list[Claim]]:
         """As `of`, for entries that were read: by their numbers, without a look-up of their digests."""
-        return await self._by_seq({entry.seq: entry.digest for entry in entries})
+        return await self._by_seq({entry.seq: entry.digest for entry in entries}, claims_end)
 
-    async def _by_seq(self, digest_of: dict[int, bytes]) -> dict[bytes, list[Claim]]:
+    async def _by_seq(
+        self, digest_of: dict[int, bytes], claims_end: int | None
+    ) -> dict[bytes, list[Claim]]:
         claims: dict[bytes, list[Claim]] = {}
         rows = await self._database.among(claims_by_seq(self._sql), list(digest_of))
-        for seq, source, hint, _ in sorted(rows, key=lambda row: int(row[3])):
-            claims.setdefault(digest_of[seq], []).append(Claim(hint, ClaimSource(source)))
+        for seq, source, hint, number in sorted(rows, key=lambda row: int(row[3])):
+            if claims_end is None or number <= claims_end:
+                claims.setdefault(digest_of[seq], []).append(Claim(hint, ClaimSource(source)))
         return claims
 
     async def _of_one(self, digest: bytes) -> list[Claim]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -152,11 +153,9 @@ class GroupWriter:
                 results = self._decide_all(group, entries)
                 mended = self._mend(transaction, group, entries)
                 self._insert(transaction, group, mended)
-                wanted, most = (
-                    _wanted_claims(_claims(entries)),
-                    self._limits.hint_claims_per_entry_max,
-                )
-                claims = self._write_claims(transaction, group, wanted, most)
+                wanted = _wanted_claims(_claims(entries))
+                of_peers = {entry.digest for entry in entries if entry.is_from_peer}
+                claims = self._write_claims(transaction, group, wanted, of_peers)
                 settled = self._references.write(transaction, group, met)
                 self._move_watermark(transaction, group)
         except BaseException:
@@ -208,8 +207,7 @@ class GroupWriter:
             group = self._begin(transaction)
             self._find_known(transaction, group, {digest for digest, _ in claims})
             wanted = _wanted_claims(each for each in claims if each[0] in group.known)
-            most = self._limits.hint_claims_with_peers_max
-            written = self._write_claims(transaction, group, wanted, most)
+            written = self._write_claims(transaction, group, wanted, wanted.keys())
             self._move_watermark(transaction, group)
             return sum(map(len, written.values()))
 
@@ -391,10 +389,12 @@ class GroupWriter:
         transaction: Transaction,
         group: Group,
         wanted: dict[bytes, dict[bytes, int]],
-        claims_max: int,
+        of_peers: AbstractSet[bytes],
     ) -> dict[bytes, list[NewClaim]]:
-        """New claims by digest, up to the most that an entry has. A better source of a known claim replaces
-        the old one."""
+        """New claims by digest, up to the most that an entry has: more for those that come `of_peers`.
+
+        A better source of a known claim replaces the old one.
+        """
         if not wanted:
             return {}
         here = {group.known[digest].seq: digest for digest in wanted}
@@ -411,8 +411,14 @@ class GroupWriter:
         rows: list[Row] = []
         channel_numbers: list[int] = []
         before = group.watermark.claims
+        limits = self._limits
         for digest, hints in wanted.items():
-            room = max(claims_max - len(held[digest]), 0)
+            most = (
+                limits.hint_claims_with_peers_max
+                if digest in of_peers
+                else limits.hint_claims_per_entry_max
+            )
+            room = max(most - len(held[digest]), 0)
             new = [hint for hint in hints if hint not in held[digest]]
             if len(new) > room:
                 group.dropped[digest] = set(new[room:])

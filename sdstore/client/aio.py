@@ -470,16 +470,15 @@ class AsyncStoreClient(StoreCalls):
         check_argument("channel_id", channel_id, str, "a string")
         if not hasattr(log, "elements"):
             raise bad_argument("log", log, "a BackfillLog")
-        from sdstore.client.transport import HttpxCalls  # noqa: PLC0415 - likewise
+        from sdstore.client.transport import HttpTransport, HttpxCalls  # noqa: PLC0415 - likewise
         from sdstore.participant.backfill import (  # noqa: PLC0415 - brings numpy
             PAGE_MESSAGES,
             Memories,
-            StoreTransport,
             reconcile,
         )
 
         self._memories = self._memories or Memories()
-        transport = StoreTransport(
+        transport = HttpTransport(
             HttpxCalls(self._http),
             reply_bytes_max=self._options.reply_bytes_max,
             delay_s=self._options.retry.delay_s,

@@ -7,7 +7,6 @@ bytes of frames are repeated bloom filters.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -33,11 +32,7 @@ UNPACKED_FREE_BYTES = 2 << 20
 
 INSTANCE_HEADER = "sds-instance"
 """The header with the ID of a node's data directory: in its requests to other stores, and in its replies
-to `GET /v1/recon/interests` and `GET /v1/relay`."""
-
-POLICY_HEADER = "sds-policy"
-"""The header with a store's policy towards the caller, a decimal number, in the reply to
-`GET /v1/recon/interests`."""
+to `GET /v1/recon/interests`, to the first request of a session and to `GET /v1/relay`."""
 
 OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of its data directory"
 
@@ -109,17 +104,6 @@ class HttpxCalls:
             return Answer(response.status_code, response.headers, bytes(raw))
 
 
-_POLICY = re.compile("[0-9]{1,10}")
-_POLICY_MAX = 2**32 - 1
-
-
-def _policy_in(headers: Mapping[str, str]) -> int | None:
-    """The policy in a reply's headers; None without one, and for any other text."""
-    told = headers.get(POLICY_HEADER, "")
-    policy = int(told) if _POLICY.fullmatch(told) else None
-    return None if policy is None or policy > _POLICY_MAX else policy
-
-
 class HttpTransport:
     """A store over HTTP. Calls raise `SyncError`.
 
@@ -137,25 +121,17 @@ class HttpTransport:
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
-        self.told_policy: int | None = None
         self._calls = calls
         self._reply_bytes_max = reply_bytes_max
         self._reads_zstd = False
         self._own_instance = own_instance
         self._delay_s = delay_s
 
-    async def interest(self) -> bytes:
-        """GET /v1/recon/interests."""
-        return await self._exchange("GET", "v1/recon/interests", None)
-
     async def recon(self, request: bytes) -> bytes:
         """POST /v1/recon. A store is a set, so the call can be repeated."""
-        return await self._exchange("POST", "v1/recon", request)
-
-    async def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
         attempt = 1
         while True:
-            failed = await self._attempt(method, path, body)
+            failed = await self._attempt(request)
             if isinstance(failed, bytes):
                 return failed
             delay_s = self._delay_s(attempt, failed)
@@ -164,30 +140,28 @@ class HttpTransport:
             await asyncio.sleep(delay_s)
             attempt += 1
 
-    async def _attempt(self, method: str, path: str, body: bytes | None) -> bytes | StoreError:
+    async def _attempt(self, body: bytes) -> bytes | StoreError:
         """The answer, or why there was none."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                return await self._send(method, path, body)
+                return await self._send(body)
         except StoreError as error:
             return error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             reason = network_reason(error)
             return StoreError("unreachable", 0, f"{self._calls.where}: {reason}")
 
-    async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
-        headers = {"accept": PROTOBUF, "accept-encoding": "zstd"}
+    async def _send(self, body: bytes) -> bytes:
+        headers = {"accept": PROTOBUF, "accept-encoding": "zstd", "content-type": PROTOBUF}
         if self._own_instance is not None:
             headers[INSTANCE_HEADER] = self._own_instance
-        if body is not None:
-            headers["content-type"] = PROTOBUF
-            if self._reads_zstd and len(body) >= COMPRESS_BYTES_MIN:
-                packed = zstandard.compress(body)
-                if len(body) <= max(UNPACKED_FREE_BYTES, UNPACK_FACTOR * len(packed)):
-                    body = packed
-                    headers["content-encoding"] = "zstd"
-            self.bytes_up += len(body)
-        answer = await self._calls.call(method, path, headers, body, self._reply_bytes_max)
+        if self._reads_zstd and len(body) >= COMPRESS_BYTES_MIN:
+            packed = zstandard.compress(body)
+            if len(body) <= max(UNPACKED_FREE_BYTES, UNPACK_FACTOR * len(packed)):
+                body = packed
+                headers["content-encoding"] = "zstd"
+        self.bytes_up += len(body)
+        answer = await self._calls.call("POST", "v1/recon", headers, body, self._reply_bytes_max)
         self.bytes_down += len(answer.body)
         self._reads_zstd = "zstd" in answer.headers.get("accept-encoding", "")
         if answer.headers.get(INSTANCE_HEADER) == self._own_instance is not None:
@@ -195,7 +169,6 @@ class HttpTransport:
         quoted = answer.body[:ERROR_BODY_BYTES_MAX]
         if answer.status != httpx.codes.OK:
             raise error_of_reply(answer.status, answer.headers, quoted)
-        self.told_policy = _policy_in(answer.headers)
         if is_web_page(answer.headers):
             raise not_a_store(answer.status, answer.headers, quoted)
         return self._decoded(answer.body, answer.headers.get("content-encoding", "identity"))

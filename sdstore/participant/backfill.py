@@ -36,7 +36,7 @@ from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.records import StoredMessage
-from sdstore.client.transport import HttpTransport, sync_error
+from sdstore.client.transport import sync_error
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.effects import Effect, Save
@@ -45,7 +45,7 @@ from sdstore.sds.model import Kind, Message, MessageError
 from sdstore.sync.exchange import Transport
 from sdstore.sync.limits import DEFAULT_LIMITS
 from sdstore.sync.memory import PeerMemory
-from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored, columns
+from sdstore.sync.replica import NOT_CONTENT, Element, LostPage, Prepared, Stored, columns
 from sdstore.sync.report import Counts, Progress, SyncCode, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
 from sdstore.wire.recon_pb2 import (
@@ -59,7 +59,7 @@ from sdstore.wire.recon_pb2 import (
 
 FRAME_BYTES_MAX = 1 << 20  # as a node of ours: any reply has room for one frame
 HINT_BYTES_MAX = 256  # hints in use are 32-byte hashes
-HINTS_MAX = 16  # of one item, as the protocol has it
+HINTS_MAX = 256  # of one message: as many as a store keeps
 NOTED_BASE_MAX = 1 << 16  # names that the log notes: 3 MB
 NOTED_PER_MESSAGE_MAX = 16  # and for each message: usually it has one claim, at a store up to 64
 PAGE_MESSAGES = 1_000  # of one page, and of one transaction of the log
@@ -69,7 +69,6 @@ READ_S_MAX = DEFAULT_LIMITS.seconds_max  # of reading all pages: as long as a se
 SILENT_S_MAX = 300  # without a message meanwhile: a page takes 120 s at most, and is tried again
 USELESS_MAX = 100 * PAGE_MESSAGES  # messages in a row that are refused, or came before: 100 pages
 _LAMPORT_OFFSET = 1 << 63
-_EVERYTHING = Interest.make(everything=True).encode()
 MEMORIES_MAX = 64  # channels; one with many disputes takes 25 MB, the usual one 1 kB
 
 WRONG_CHANNEL = "wrong_channel"
@@ -154,15 +153,12 @@ class LogReplica:
         """See `Replica`."""
         return self._index.holds(orders, ids)
 
-    def root(self, *_: object) -> None:
-        """A log is compared by sessions only."""
-
     # --- content that goes out -------------------------------------------------------------------
 
-    async def load(self, elements: Sequence[Element], bytes_max: int) -> Loaded:
+    async def load(self, elements: Sequence[Element], bytes_max: int) -> list[Item]:
         """See `Replica`. Names that the log notes have no content: they are never offered."""
         frames = self._log.frames([each.element_id for each in elements])
-        loaded = Loaded([], [], 0)
+        items: list[Item] = []
         room = bytes_max
         for element in elements:
             found = frames.get(element.element_id)
@@ -174,20 +170,14 @@ class LogReplica:
                 item.entry.frame = frame
                 item.entry.hints.extend([hint] if hint else [])
             room -= item.ByteSize()
-            if room < 0 and loaded.items:
+            if room < 0 and items:
                 break
-            loaded.items.append(item)
-            loaded.elements.append(element)
-        return loaded._replace(covered=len(loaded.items))
+            items.append(item)
+        return items
 
     def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
         """See `Replica`."""
         return claim_id(entry_id, hint)
-
-    async def claims_on(self, entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
-        """See `Replica`: the claims that `load` sends inside the entries."""
-        found = self._log.frames(entry_ids).items()
-        return {digest: [claim_id(digest, hint)] for digest, (_, hint) in found if hint}
 
     # --- content that comes in -------------------------------------------------------------------
 
@@ -204,7 +194,6 @@ class LogReplica:
         read = [each for each in entries if each is not None]
         if len(read) == len(items):
             return read
-        came = {each.element_id: each.order for each in read}
         claims = [item for item in items if item.HasField("claim")]
         named = columns((item.order, item.claim.digest) for item in claims)
         ids = [claim_id(item.claim.digest, item.claim.hint) for item in claims]
@@ -217,7 +206,7 @@ class LogReplica:
                 prepared.append(entry)
                 continue
             digest = item.claim.digest
-            order = item.order if next(has_entry) else came.get(digest)
+            order = item.order if next(has_entry) else None
             prepared.append(
                 Prepared(
                     order=order,
@@ -272,34 +261,17 @@ class LogReplica:
                 claims = [Element(element.order, each) for each in each.claims]
                 noted += map(_noted, claims)
                 came += claims
-        for at, claim in self._claims_to_note(prepared, came):
-            stored[at] = _STORED
-            noted.append(_noted(claim))
-            came.append(claim)
+        for at, each in enumerate(prepared):
+            if each.entry_id and each.order is not None:  # its entry is here
+                stored[at] = _STORED
+                claim = Element(each.order, each.element_id)
+                noted.append(_noted(claim))
+                came.append(claim)
         room = NOTED_BASE_MAX + NOTED_PER_MESSAGE_MAX * len(self) - self._log.noted_count
         self._log.stage(staged, noted[: max(room, 0)])
         if came:
             self._insert(*columns(came))
         return stored
-
-    def _claims_to_note(
-        self, prepared: Sequence[Prepared], came: Sequence[Element]
-    ) -> list[tuple[int, Element]]:
-        """Received claims, by place, whose entry the log has or has just got."""
-        claims = [
-            (at, Element(each.order, each.entry_id), each.element_id)
-            for at, each in enumerate(prepared)
-            if each.entry_id and each.order is not None
-        ]
-        if not claims:
-            return []
-        is_held = self.holds(*columns(entry for _, entry, _ in claims)).tolist()
-        just_came = set(came)
-        return [
-            (at, Element(entry.order, element_id))
-            for (at, entry, element_id), is_here in zip(claims, is_held, strict=True)
-            if is_here or entry in just_came
-        ]
 
     # --- content that is lost here ---------------------------------------------------------------
 
@@ -356,36 +328,28 @@ def _noted(element: Element) -> Noted:
 # --- one backfill ----------------------------------------------------------------------------------
 
 
-class StoreTransport(HttpTransport):
-    """A store for backfills: one channel is the whole interest, so its own need not be read.
-
-    The store answers for the part of the channel that it wants and that the caller can read.
-    """
-
-    async def interest(self) -> bytes:
-        """Every channel: no call."""
-        return _EVERYTHING
-
-
 class Memories:
     """What backfills from one store remember of it, by channel, in memory.
 
-    The store's nonce saves a round trip for some minutes; elements that the store offered and did not
-    serve, or served as frames that do not decode, are not requested again for a while.
+    The answer to the last hello, from a session about any channel, saves a round trip for some minutes;
+    elements that the store offered and did not serve, or served as frames that do not decode, are not
+    requested again for a while.
     """
 
     def __init__(self) -> None:
         self._memories: OrderedDict[str, PeerMemory] = OrderedDict()
-        self._nonce = b""
+        self._last = PeerMemory()
 
     def of(self, channel_id: str) -> PeerMemory:
         """The memory for the next session."""
-        memory = self._memories.get(channel_id, PeerMemory())
-        return replace(memory, responder_nonce=self._nonce)
+        memory, last = self._memories.get(channel_id, PeerMemory()), self._last
+        if last.policy is not None:
+            memory = memory.with_policy(last.policy)
+        return replace(memory, responder_nonce=last.responder_nonce, interest=last.interest)
 
     def learn(self, channel_id: str, memory: PeerMemory) -> None:
         """Keep the memory of a session; the one used longest ago is dropped beyond the bound."""
-        self._nonce = memory.responder_nonce
+        self._last = memory
         self._memories[channel_id] = memory
         self._memories.move_to_end(channel_id)
         if len(self._memories) > MEMORIES_MAX:
@@ -414,7 +378,6 @@ async def reconcile(
         interest,
         memory=memories.of(channel_id),
         fetch_only=not send,
-        opens_at_once=True,
         changed=on_progress or (lambda _: None),
     )
     memories.learn(channel_id, memory)
@@ -445,9 +408,9 @@ async def _read_pages(
         news = [each for each, is_held in zip(batch, held.tolist(), strict=True) if not is_held]
         held_count += len(batch) - len(news)
         batch.clear()
-        for outcome, _ in await replica.commit(news):
-            counts["entries_received"] += outcome == STORED
-            counts["entries_refused"] += outcome == PUSH_REFUSED
+        for stored in await replica.commit(news):
+            counts["entries_received"] += stored.outcome == STORED
+            counts["entries_refused"] += stored.outcome == PUSH_REFUSED
         has_news = counts["entries_received"] > received_before
         is_useful = has_news or held_before < held_count <= held_max
         useless_count = 0 if is_useful else _bounded(useless_count + read_count)

@@ -12,7 +12,7 @@ import secrets
 import time
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,33 +36,6 @@ MOVES_IN_FLIGHT_MAX = 3  # one on the network, one at the peer, one at our own w
 NEWS_UNCUT_MAX = 48  # new elements compared as one range, and listed: 300 bytes and a single trip
 
 
-class Opened(NamedTuple):
-    """The first request of a session that began without a nonce, and its answer under a new one."""
-
-    initiator: Initiator
-    request_id: int
-    response: ReconResponse
-
-
-def new_initiator(
-    session: Session, view: View, header: SessionHeader, recent: int | None = 0
-) -> Initiator:
-    """The engine of one pass, within the session's bounds. `recent` None: all of the view is new."""
-    # Most of the news differ, so cuts would only cost bytes before the lists.
-    options = (
-        Options(uncut_max=NEWS_UNCUT_MAX, list_max=NEWS_UNCUT_MAX) if recent is None else Options()
-    )
-    return Initiator(
-        view,
-        header,
-        options=options,
-        limits=_limits(RECON_LIMITS, session.limits.answer_bytes_max),
-        seed=secrets.randbits(64),
-        recent=recent or 0,
-        apart=np.sort(session.aside.columns(LackedBy.THERE).orders),
-    )
-
-
 @cache
 def _limits(limits: Limits, response_bytes_max: int) -> Limits:
     return replace(limits, response_bytes_max=response_bytes_max, in_flight_max=ASKS_IN_FLIGHT_MAX)
@@ -77,14 +50,20 @@ class Pass:
         header: SessionHeader,
         view: View,
         recent: int | None,
-        opened: Opened | None,
     ) -> None:
-        if opened is None:
-            self.initiator = new_initiator(session, view, header, recent)
-        else:
-            self.initiator = opened.initiator
-            self.initiator.rekey(view, header)
-        self._opened = opened
+        """`recent`: the number of newest elements; None: all of the view is new."""
+        # Most of the news differ, so cuts would only cost bytes before the lists.
+        news = Options(uncut_max=NEWS_UNCUT_MAX, list_max=NEWS_UNCUT_MAX)
+        self.initiator = Initiator(
+            view,
+            header,
+            options=news if recent is None else Options(),
+            limits=_limits(RECON_LIMITS, session.limits.answer_bytes_max),
+            seed=secrets.randbits(64),
+            recent=recent or 0,
+            apart=np.sort(session.aside.columns(LackedBy.THERE).orders),
+            tells_interest=session.tells_interest(),
+        )
         self.moves = Moves(
             session.replica,
             view,
@@ -105,8 +84,6 @@ class Pass:
 
     async def run(self) -> None:
         """Run until nothing is left to ask or to move."""
-        if self._opened is not None:
-            self._receive(self._opened.request_id, self._opened.response)
         try:
             while tasks := self._launched():
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -114,7 +91,7 @@ class Pass:
                 self._carries -= done
                 await self._end_of(done)
                 self._session.show_progress()
-            await self.moves.finish()
+            await self.moves.flush()
         finally:
             running = self._asks | self._carries
             for task in running:
@@ -197,15 +174,7 @@ class Pass:
 
 
 class Confirmation(Pass):
-    """A pass over elements that the peer has acknowledged. It sends nothing: `moves.moved` has what is lacking.
-
-    A claim that others brought can come without its entry, which the next session compares.
-    """
-
-    async def run(self) -> None:
-        """As a pass."""
-        self.moves.sets_orphans_aside = False
-        await super().run()
+    """A pass over elements that the peer has acknowledged. It sends nothing: `moves.moved` has what is lacking."""
 
     def _take(self, event: Event) -> None:
         match event:

@@ -10,27 +10,29 @@ from google.protobuf.message import DecodeError
 from recon.codec import read_total
 from recon.events import Busy, Expired, Unsupported
 from recon.hashing import Total
-from recon.initiator import refusal_of
+from recon.initiator import Hello, hello_of, hello_request, refusal_of
 from recon.limits import PROTOCOL_VERSION
 from recon.marks import MARK_BYTES_MAX
-from recon.session import SessionHeader, interest_hash
+from recon.session import SessionHeader
 from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
 from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Session
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+
+_WITH_POLICY = frozenset(
+    {
+        recon_pb2.OK,
+        recon_pb2.NONCE_EXPIRED,
+        recon_pb2.UNKNOWN_INTEREST,
+        recon_pb2.UNKNOWN_MARK,
+    }
+)
 
 
 class Transport(Protocol):
-    """The two calls that a session makes. A method raises `SyncError` if the peer is at fault.
-
-    `told_policy`: the policy that the peer gave with its interest; None if it gave none.
-    """
+    """The call that a session makes. It raises `SyncError` if the peer is at fault."""
 
     bytes_up: int
     bytes_down: int
-    told_policy: int | None
-
-    async def interest(self) -> bytes:
-        """The canonical bytes of the peer's interest."""
 
     async def recon(self, request: bytes) -> bytes:
         """One call of the reconciliation protocol."""
@@ -81,8 +83,6 @@ class Exchange:
         """The mark of the peer that the current pass is as of, once it gave one."""
         self.total: Total | None = None
         """The total that the peer stated with that mark."""
-        self.gives_marks = False
-        """Whether the peer knows marks, as its answers to this session show."""
         self.awaits_mark = False
         """Whether the next answer with a total will have the mark: no other request goes before it."""
         self.has_changed: Callable[[], bool] = lambda: False
@@ -99,17 +99,11 @@ class Exchange:
         """Let the peer answer from its set as it is, instead of as of the mark."""
         self._is_bounded = False
 
-    async def call(self, message: ReconRequest, *, is_named: bool = False) -> ReconResponse:
-        """Send a request; returns the answer with any status.
-
-        `is_named`: it only fetches, and has short ids for each of its ranges.
-
-        Raises SyncError, InterestChangedError.
-        """
+    async def call(self, message: ReconRequest) -> ReconResponse:
+        """Send a request; returns the answer with any status. Raises SyncError, InterestChangedError."""
         if self.has_changed():
             raise InterestChangedError
-        if not message.idle_root:
-            self._add_marks(message, is_named=is_named)
+        self._add_marks(message)
         round_number = self._counts["rounds"] + 1
         self._counts["requests"] += 1
         try:
@@ -121,24 +115,22 @@ class Exchange:
             self._counts["bytes_up"] = self._transport.bytes_up
             self._counts["bytes_down"] = self._transport.bytes_down
         self._counts["rounds"] = max(self._counts["rounds"], round_number)
-        if response.status == recon_pb2.OK and not message.idle_root:
+        if response.status in _WITH_POLICY:
             self.policy = response.policy
         self._take_mark(message, response)
         return response
 
-    def _add_marks(self, message: ReconRequest, *, is_named: bool) -> None:
+    def _add_marks(self, message: ReconRequest) -> None:
         """Name the marks between which the peer's elements count. A push depends on none."""
         if not (message.HasField("ranges") or message.HasField("fetch") or message.total):
             return
         message.since = self._since
-        # Between marks, short ids lead to nothing that arrived after the second one.
-        message.up_to = self.mark if self._is_bounded and not (self._since and is_named) else b""
+        message.up_to = self.mark if self._is_bounded else b""
         message.mark = self.awaits_mark and message.total
 
     def _take_mark(self, message: ReconRequest, response: ReconResponse) -> None:
         """Raises MarkUnknownError if the peer did not answer as of the marks of the request."""
         if response.status == recon_pb2.UNKNOWN_MARK and (message.since or message.up_to):
-            self.gives_marks = True
             raise MarkUnknownError
         if response.status != recon_pb2.OK or not message.mark:
             return
@@ -146,43 +138,24 @@ class Exchange:
         if len(response.mark) > MARK_BYTES_MAX:
             raise misbehaved(f"a mark has {len(response.mark)} bytes, at most {MARK_BYTES_MAX}")
         if not response.mark and message.since:
-            raise MarkUnknownError  # an older version, which ignores marks
+            raise MarkUnknownError  # it answers for a part of the interest
         if response.mark:
             self.mark, self.total = response.mark, read_total(response)
-            self.gives_marks = True
 
-    async def content_call(
-        self, header: SessionHeader, message: ReconRequest, *, is_named: bool = False
-    ) -> ReconResponse:
-        """Send a request without ranges; the answer is OK. Raises SyncError, NonceExpiredError.
-
-        `is_named`: as of `call`.
-        """
+    async def content_call(self, header: SessionHeader, message: ReconRequest) -> ReconResponse:
+        """Send a request without ranges; the answer is OK. Raises SyncError, NonceExpiredError."""
         message.session.CopyFrom(header.message(in_full=self._send_interest))
-        response = await self.call(message, is_named=is_named)
+        response = await self.call(message)
         if response.status == recon_pb2.UNKNOWN_INTEREST and not self._send_interest:
             self._send_interest = True
-            return await self.content_call(header, message, is_named=is_named)
+            return await self.content_call(header, message)
         if refusal := refusal_of(response, header.responder_nonce):
             raise error_of(refusal)
         return response
 
-    async def first_contact(self, initiator_nonce: bytes, interest: bytes) -> bytes:
-        """The responder's nonce."""
-        session = Session(initiator_nonce=initiator_nonce, interest_bytes=interest)
-        response = await self.call(ReconRequest(version=PROTOCOL_VERSION, session=session))
-        match refusal_of(response):
-            case Expired(responder_nonce):
-                return responder_nonce
-            case None:
-                raise misbehaved("the peer answered a request without a nonce")
-            case refusal:
-                raise error_of(refusal)
-
-    async def same_root(self, root: bytes, interest: bytes) -> bool:
-        """Whether the peer's set has this root; False if the peer cannot tell."""
-        session = Session(interest_hash=interest_hash(interest))
-        response = await self.call(
-            ReconRequest(version=PROTOCOL_VERSION, session=session, idle_root=root)
-        )
-        return response.status == recon_pb2.OK and response.same_root
+    async def hello(self) -> Hello:
+        """The peer's nonce, interest and policy."""
+        found = hello_of(await self.call(hello_request()))
+        if isinstance(found, Hello):
+            return found
+        raise error_of(found)

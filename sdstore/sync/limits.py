@@ -10,8 +10,6 @@ class SyncLimits:
     """Bounds of one session that can be configured. Fixed ones are beside the code that uses them."""
 
     seconds_max: int = 3_600  # then the session ends as partial, and the next one continues
-    nonce_lifetime_s: int = 600  # the peer's interest is read again after this
-    proof_lifetime_s: int = 900  # for so long equal pairs compare only roots, which have no key
     whole_s: float = (
         86_400.0  # for so long (a day at most) a pair compares only news; then everything
     )

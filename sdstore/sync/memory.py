@@ -42,17 +42,13 @@ LOST_ASKED_MAX = (
 
 _ORDER_BYTES = 8
 
-NO_ENTRY = "no_entry"  # a claim whose entry the other side lacks
+TOO_MANY_HINTS = (
+    "too_many_hints"  # a claim on an entry that has as many as a store keeps, or a bad one
+)
 REFUSED = "refused"  # by the peer, which gives no reason
 LOST = "lost"
 RETIRED = "retired"
-_UNSERVED = {LOST, RETIRED, NO_ENTRY}  # a mended peer, or an entry that arrives, can end these
-
-
-def age_s(at_s: float) -> float:
-    """Seconds since `at_s`; infinity if `at_s` is in the future."""
-    age = time.time() - at_s
-    return age if age >= 0 else float("inf")
+_UNSERVED = {LOST, RETIRED}  # a mended peer can end these
 
 
 def _is_due(retry_at_s: float) -> bool:
@@ -131,7 +127,7 @@ class Aside:
         return replace(self, elements=kept, beyond_count=0)
 
     def unserved_due(self) -> Aside:
-        """Make elements due now that the peer could not serve, and claims that waited for an entry."""
+        """Make elements due now that the peer could not serve."""
         elements = (replace(e, retry_at_s=0.0) if e.code in _UNSERVED else e for e in self.elements)
         return replace(self, elements=tuple(elements))
 
@@ -147,10 +143,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Proof that both sides held equal sets of an interest: the root, if there is one, and the time."""
+    """Proof that both sides held equal sets of an interest, and its time."""
 
     interest: bytes
-    root: bytes | None
     elements_count: int
     at_s: float
 
@@ -207,16 +202,15 @@ def unpack_columns(raw: bytes | bytearray) -> tuple[U64, U8]:
 class PeerMemory:
     """Results of sessions with a peer that the next session uses.
 
-    `responder_nonce` and `interest` save the hand-shake while the peer accepts them. `arrived_count` is
+    `responder_nonce` and `interest` (None: unknown) save the hello while the peer accepts the nonce and its
+    `policy`, which its last answer had, is the one that came with the interest. `arrived_count` is
     this side's number of arrivals at the start of the last session. `proof` is from the last time that
-    the peer's total equalled ours. `policy` is the peer's, from its last answer, and `own_policy` is this
-    side's. The search for lost entries to request from this peer resumes after `lost_after`. The newest of
+    the peer's total equalled ours. `own_policy` is this side's. The search for lost entries to request from this peer resumes after `lost_after`. The newest of
     `asides` and of `baselines` is the last.
     """
 
     responder_nonce: bytes = b""
-    interest: bytes = b""
-    interest_read_at_s: float = 0.0
+    interest: bytes | None = None
     policy: int | None = None
     arrived_count: int = 0
     proof: Proof | None = None
@@ -261,7 +255,7 @@ class PeerMemory:
         if self.policy is None:
             return replace(self, policy=policy)
         asides = tuple(each.without_refused_there() for each in self.asides)
-        return replace(self, policy=policy, asides=asides, interest_read_at_s=0.0, baselines=())
+        return replace(self, policy=policy, asides=asides, interest=None, baselines=())
 
     def with_own_policy(self, policy: int) -> PeerMemory:
         """This memory with this side's policy: if it is new, elements that it refused are requested again."""
@@ -292,13 +286,13 @@ class PeerMemory:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> PeerMemory:
         """The memory of a `document`."""
-        proof = document["proof"]
+        proof, interest = document["proof"], document["interest"]
         return cls(
             **{
                 **document,
                 "responder_nonce": bytes.fromhex(document["responder_nonce"]),
-                "interest": bytes.fromhex(document["interest"]),
-                "proof": proof and Proof(**_with_bytes(proof, "interest", "root")),
+                "interest": None if interest is None else bytes.fromhex(interest),
+                "proof": proof and Proof(**_with_bytes(proof, "interest")),
                 "lost_asked": tuple(
                     Asked(**_with_bytes(each, "entry_id")) for each in document["lost_asked"]
                 ),
@@ -411,19 +405,11 @@ class SetAside:
             self._columns.clear()
 
     def forget_held(self, replica: Replica) -> None:
-        """Remove elements that arrived from elsewhere, and claims whose entry did."""
+        """Remove elements that arrived from elsewhere."""
         here = self.columns(LackedBy.HERE)
-        if not len(here):
-            return
-        held = replica.holds(here.orders, here.ids)
-        claims = [
-            each
-            for each in self._elements.values()
-            if each.lacked_by is LackedBy.HERE and each.code == NO_ENTRY
-        ]
-        with_entry = replica.holds(*columns((each.order, each.entry_id) for each in claims))
-        self.forget([row.tobytes() for row in here.ids[held]])
-        self.forget([c.element_id for c, found in zip(claims, with_entry, strict=True) if found])
+        if len(here):
+            held = replica.holds(here.orders, here.ids)
+            self.forget([row.tobytes() for row in here.ids[held]])
 
     async def forget_mended(self, replica: Replica) -> None:
         """Remove entries that could not be sent because their content was lost, and that are mended."""

@@ -10,7 +10,6 @@ Everything is charged to the session's budget.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 
 from recon.elements import END, U8, U64, Bound, Mask, Range, heads_of
 from recon.events import Have, Need
-from recon.fetch import Batch, FetchQueue, names_all, pack_fetch
+from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.session import SessionHeader
@@ -30,8 +29,8 @@ from recon.view import View
 from sdstore.sync.exchange import Exchange, NonceExpiredError
 from sdstore.sync.memory import (
     LOST,
-    NO_ENTRY,
     REFUSED,
+    TOO_MANY_HINTS,
     AsideElement,
     LackedBy,
     SetAside,
@@ -45,8 +44,8 @@ from sdstore.sync.received import (
     Row,
     WriteBehind,
     aside_of,
+    claims_in,
     names_in,
-    not_folded,
     read_items,
 )
 from sdstore.sync.replica import Element, Replica, Stored, columns
@@ -56,17 +55,12 @@ from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 
 MOVE_ELEMENTS_MAX = 1_024  # one group of a node's writer, while other batches are on the network
 MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
-REQUEST_BYTES_MAX = MOVE_BYTES_MAX // 16  # allows a full batch where the request bounds the reply
 ITEMS_MAX = DEFAULT_LIMITS.fetch_ids_max  # of one answer: no fetch names more
 READ_AT_ONCE = (
     1_024  # items of an answer: more objects at once would cost Python's garbage collector
 )
 SENDING_S = 0.001  # for the next request to leave before the work on an answer holds the event loop
-# Claims that wait for their entries: 10^5 entries of one order whose claims come first need fewer. They
-# are kept as bytes: 121 bytes of memory each with 32-byte hints, 16 MB in all.
-ORPHANS_MAX = 1 << 17
 NAMED_MAX = 5  # elements in a report's detail: log lines stay short
-ORPHANS_BYTES_MAX = 64 << 20  # the longest hints that a node accepts (256 bytes) take 45 MB
 
 
 # --- what is sent ------------------------------------------------------------------------------
@@ -222,16 +216,9 @@ class Moves:
         self._started_s = time.monotonic()
         self._outbox = Outbox()
         self._fetches = FetchQueue(view)
-        self.sets_orphans_aside = True
-        self._orphans: list[bytes] = []
-        self._orphans_bytes = 0
-        self._left_orphans = False
-        self._early_claims: list[Element] = []
-        self._is_last_offer = False
         self.storing: set[asyncio.Task[object] | None] = set()  # tasks that have an answer
         self._fetching_count = 0
         self._behind = WriteBehind(replica, self._is_settled)
-        self._request_bytes = 0
         self._postponed_steps = 0
         self._refused_there = _short_ids_of(view, aside)
 
@@ -272,12 +259,19 @@ class Moves:
     async def carry(self, move: Move) -> None:
         """Fetch and send one batch. Raises SyncError, NonceExpiredError, RemoteProtocolError."""
         send = [each for each in move.send if each.element_id not in self._aside]
-        loaded = await self._replica.load(send, MOVE_BYTES_MAX)
-        self._outbox.put_back(send[loaded.covered :])
+        items = await self._replica.load(send, MOVE_BYTES_MAX)
+        self._outbox.put_back(send[len(items) :])
+        send_ids = {each.element_id for each in send}
         sent = []
-        for item, element in zip(loaded.items, loaded.elements, strict=True):
+        for item, element in zip(items, send, strict=False):
+            entry_id = item.claim.digest
             if item.HasField("absent"):
-                self._set_aside([AsideElement(LackedBy.THERE, *element, LOST)])
+                claims = claims_in(self._replica, item, element.element_id)
+                self._set_aside(aside_of(LackedBy.THERE, element, claims, LOST))
+            elif entry_id in send_ids or entry_id in self.moved.offered:
+                continue  # its entry brings it
+            elif entry := self._aside.get(entry_id):
+                self._set_aside(aside_of(LackedBy.THERE, element, (), entry.code, entry_id))
             else:
                 sent.append((item, element))
         if not (move.fetch or sent):
@@ -297,12 +291,10 @@ class Moves:
         self, fetch: Batch, sent: Sequence[tuple[Item, Element]], request: ReconRequest
     ) -> None:
         """Send a batch, and take what the answer says of the sent items and the fetched ones."""
-        padded_bytes = self._request_bytes
         if fetch:
-            _add_fetch(request, fetch, padded_bytes)
+            request.fetch.CopyFrom(pack_fetch(fetch))
         try:
-            is_named = names_all(fetch)
-            response = await self._exchange.content_call(self._header, request, is_named=is_named)
+            response = await self._exchange.content_call(self._header, request)
         except NonceExpiredError as expired:
             if sent:  # repeat the push under the new nonce: a push does not depend on the key
                 ours = self._header
@@ -312,24 +304,15 @@ class Moves:
                 await self._take_outcomes(sent, response.push_outcomes)
             raise
         await self._take_outcomes(sent, response.push_outcomes)
-        if self._has_to_ask_longer(response, padded_bytes):
-            self._fetches.put_back(fetch)
-        else:
-            task = asyncio.current_task()
-            self.storing.add(task)
-            try:
-                await self._take_arrivals(fetch, response)
-            finally:
-                self.storing.discard(task)
+        task = asyncio.current_task()
+        self.storing.add(task)
+        try:
+            await self._take_arrivals(fetch, response)
+        finally:
+            self.storing.discard(task)
         # Pushes are not charged: each element of ours is sent once, whatever the peer answers.
-        size = request.fetch.ByteSize() + len(request.padding) + response.ByteSize()
+        size = request.fetch.ByteSize() + response.ByteSize()
         self._initiator.charge(size, time.monotonic() - self._started_s)
-
-    def _has_to_ask_longer(self, response: ReconResponse, padded_bytes: int) -> bool:
-        """Whether the answer only states a longer request length, which later requests then have."""
-        wanted_bytes = min(response.request_bytes_min, REQUEST_BYTES_MAX)
-        self._request_bytes = max(self._request_bytes, wanted_bytes)
-        return response.truncated and not response.resume and wanted_bytes > padded_bytes
 
     async def flush(self) -> None:
         """Store everything that was received. Raises as `carry`."""
@@ -338,25 +321,6 @@ class Moves:
     async def end(self) -> None:
         """Forget what was received and is not stored."""
         await self._behind.end()
-
-    async def finish(self) -> None:
-        """Offer claims again whose entries the peer may have by now, and store waiting orphans.
-
-        Raises SyncError if there were too many to keep; everything else is stored then.
-        """
-        self._is_last_offer = True
-        self._outbox.put_back(self._early_claims)
-        while self.waiting_count:
-            await self.carry(self.take())
-        await self._try_orphans()
-        async for claims in self._take_orphans():
-            for claim in claims:
-                entry = self._aside.get(claim.prepared.entry_id)
-                if entry or self.sets_orphans_aside:
-                    self._set_aside(aside_of(claim, entry.code if entry else NO_ENTRY))
-        if self._left_orphans:
-            detail = f"over {ORPHANS_MAX} claims, or {ORPHANS_BYTES_MAX} bytes of them, came before their entries"
-            raise SyncError(SyncCode.OVERLOADED, f"{detail}; sync again")
 
     def _set_aside(self, elements: Iterable[AsideElement]) -> None:
         for element in elements:
@@ -375,8 +339,6 @@ class Moves:
         postponed: list[Element] = []
         taken: list[Element] = []
         stored: list[Element] = []
-        with_claims: list[Element] = []
-        refused: list[tuple[Item, Element]] = []
         for (item, element), outcome in zip(sent, outcomes, strict=True):
             if outcome == recon_pb2.NOT_EXAMINED:
                 postponed.append(element)
@@ -384,58 +346,19 @@ class Moves:
             self._initiator.credit(item.ByteSize())
             entry_id = item.claim.digest
             if outcome == recon_pb2.NO_ENTRY and entry_id:
-                # The claim may have preceded its entry: offer it again at the end.
-                if self._is_last_offer or entry_id in self._aside:
-                    early = AsideElement(LackedBy.THERE, *element, NO_ENTRY, entry_id)
-                    self._set_aside([early])
-                else:
-                    self._early_claims.append(element)
+                pass  # if the entry is still to come, it brings the claim
             elif outcome == recon_pb2.PUSH_REFUSED:
-                refused.append((item, element))
+                claims = claims_in(self._replica, item, element.element_id)
+                self._set_aside(aside_of(LackedBy.THERE, element, claims, REFUSED, entry_id))
             elif outcome in (recon_pb2.STORED, recon_pb2.DUPLICATE):
                 taken.append(element)
-                if outcome == recon_pb2.DUPLICATE:
-                    with_claims += [element] if item.entry.hints else []
-                else:
+                if outcome == recon_pb2.STORED:
                     stored.append(element)
                     self._count("sent", is_claim=bool(entry_id), claims=len(item.entry.hints))
             else:
                 raise misbehaved(f"the peer sent the unknown outcome {outcome} for a pushed item")
         self._ledger.acknowledge(taken, stored)
-        await self._offer_claims_alone(with_claims)
-        await self._take_refusals(refused)
         await self._postpone(postponed)
-
-    async def _offer_claims_alone(self, entries: Sequence[Element]) -> None:
-        """Push the claims on entries that the peer had already: only alone has each an outcome.
-
-        Without a mark of the peer there is no need: its total at the end shows what it dropped.
-        """
-        if not entries or not self._exchange.mark:
-            return
-        orders = {each.element_id: each.order for each in entries}
-        claims = await self._replica.claims_on(list(orders))
-        offered = self.moved.offered
-        lacking = [
-            Element(orders[entry_id], each)
-            for entry_id, claim_ids in claims.items()
-            for each in claim_ids
-            if each in offered
-        ]
-        self._outbox.add(*columns(lacking))
-
-    async def _take_refusals(self, rows: Sequence[tuple[Item, Element]]) -> None:
-        """Set refused items aside; a refused entry includes all claims on it."""
-        for item, element in rows:
-            refused = AsideElement(LackedBy.THERE, *element, REFUSED, item.claim.digest)
-            self._set_aside([refused])
-        orders = {element.element_id: element.order for item, element in rows if item.id}
-        claims = await self._replica.claims_on(list(orders)) if orders else {}
-        for entry_id, claim_ids in claims.items():
-            self._set_aside(
-                AsideElement(LackedBy.THERE, orders[entry_id], each, REFUSED, entry_id)
-                for each in claim_ids
-            )
 
     async def _postpone(self, elements: list[Element]) -> None:
         if not elements:
@@ -457,18 +380,14 @@ class Moves:
         came: set[bytes] = set()
         while batch := queue.next_batch(MOVE_ELEMENTS_MAX):
             request = ReconRequest(version=PROTOCOL_VERSION, response_bytes_max=MOVE_BYTES_MAX)
-            padded_bytes = self._request_bytes
-            _add_fetch(request, batch, padded_bytes)
-            response = await self._exchange.content_call(self._header, request, is_named=True)
-            if self._has_to_ask_longer(response, padded_bytes):
-                queue.put_back(batch)
-            else:
-                named = self._named(queue, batch, response)
-                async for arrived in self._read(response, named):
-                    await self._behind.store(arrived.rows)
-                    came.update(row.element.element_id for row in arrived.rows)
-                    self._initiator.credit(arrived.content_bytes)
-                queue.settle(batch, *named.columns(), _resume_of(response))
+            request.fetch.CopyFrom(pack_fetch(batch))
+            response = await self._exchange.content_call(self._header, request)
+            named = self._named(queue, batch, response)
+            async for arrived in self._read(response, named):
+                await self._behind.store(arrived.rows)
+                came.update(row.element.element_id for row in arrived.rows)
+                self._initiator.credit(arrived.content_bytes)
+            queue.settle(batch, *named.columns(), _resume_of(response))
             self._initiator.charge(
                 request.ByteSize() + response.ByteSize(), time.monotonic() - self._started_s
             )
@@ -489,78 +408,58 @@ class Moves:
         """The items of an answer, some at a time: others have their turn between."""
         for start in range(0, len(named.ids), READ_AT_ONCE):
             some = slice(start, start + READ_AT_ONCE)
-            yield await read_items(self._replica, response.items[some], named.ids[some])
+            part = Named(named.orders[some], named.ids[some], named.claims[some])
+            yield await read_items(self._replica, response.items[some], part)
             await asyncio.sleep(0)
 
     async def _take_arrivals(self, batch: Batch, response: ReconResponse) -> None:
         """Store the served items."""
         named = self._named(self._fetches, batch, response)
-        orders, ids = named.all_columns()
-        self._fetches.settle(batch, orders, ids, _resume_of(response))
-        rows = zip(orders.tolist(), map(bytes, ids), strict=True)
-        self.moved.need(Element(*row) for row in rows)
-        if response.truncated and not self._is_last_offer:
+        self._fetches.settle(batch, *named.columns(), _resume_of(response), named.claims)
+        self.moved.need(named.elements())
+        if response.truncated:
             self._carry_more()
             await asyncio.sleep(SENDING_S)
         async for arrived in self._read(response, named):
             self._set_aside(arrived.aside)
-            await self._behind.add(not_folded(arrived.rows, arrived.folded), arrived.content_bytes)
+            for claim in arrived.lone_claims:  # others are dropped: their entries bring them
+                entry_id = claim.prepared.entry_id
+                if entry := self._aside.get(entry_id):
+                    aside = aside_of(LackedBy.HERE, claim.element, (), entry.code, entry_id)
+                    self._set_aside(aside)
+            rows = [row for row in arrived.rows if not row.prepared.is_held]
+            await self._behind.add(rows, arrived.content_bytes)
             self._initiator.credit(arrived.content_bytes)
-            self._keep_orphans(arrived.orphans)
-            if self._has_too_many_orphans:
-                await self._try_orphans()
-            if self._has_too_many_orphans:
-                self._orphans, self._orphans_bytes, self._left_orphans = [], 0, True
         if self._fetching_count == 1 and not len(self._fetches):
             await self._behind.flush()  # nothing more is on its way
 
-    @property
-    def _has_too_many_orphans(self) -> bool:
-        return len(self._orphans) > ORPHANS_MAX or self._orphans_bytes > ORPHANS_BYTES_MAX
-
-    def _keep_orphans(self, claims: Iterable[Row]) -> None:
-        """As bytes: a parsed item would keep all of its answer in memory."""
-        for claim in claims:
-            if claim.item is not None:
-                self._orphans.append(claim.item.SerializeToString())
-                self._orphans_bytes += len(self._orphans[-1])
-
-    async def _take_orphans(self) -> AsyncIterator[list[Row]]:
-        """All claims that were kept, read again, a batch at a time: others have their turn between."""
-        kept, self._orphans, self._orphans_bytes = self._orphans, [], 0
-        for start in range(0, len(kept), MOVE_ELEMENTS_MAX):
-            items = [Item.FromString(raw) for raw in kept[start : start + MOVE_ELEMENTS_MAX]]
-            prepared = await self._replica.prepare(items)
-            rows = zip(items, prepared, strict=True)
-            yield [Row(each, Element(item.order, each.element_id), item) for item, each in rows]
-
-    async def _try_orphans(self) -> None:
-        """Store orphans whose entries are here by now."""
-        await self._behind.flush()
-        async for claims in self._take_orphans():
-            arrived = Arrived(0)
-            for claim in claims:
-                arrived.sort(claim)
-            self._keep_orphans(arrived.orphans)
-            await self._behind.store(not_folded(arrived.rows, ()))
-
     def _is_settled(self, row: Row, stored: Stored) -> bool:
         """Record the outcome of an item; False if there was no room for it yet."""
-        prepared, (_, element_id) = row.prepared, row.element
+        prepared, (order, element_id) = row.prepared, row.element
         match stored.outcome:
             case recon_pb2.NOT_EXAMINED:
                 return False
             case recon_pb2.NO_ENTRY:
-                self._keep_orphans([row])
+                pass
             case recon_pb2.PUSH_REFUSED:
-                self._set_aside(aside_of(row, stored.code))
+                entry_id = prepared.entry_id
+                aside = aside_of(LackedBy.HERE, row.element, row.claims, stored.code, entry_id)
+                self._set_aside(aside)
             case outcome:
                 self._aside.forget([element_id])
                 self.moved.hold(element_id)
+                kept = 0
+                for each in row.claims:
+                    if each in stored.claims_dropped or each not in prepared.claims:
+                        dropped = AsideElement(
+                            LackedBy.HERE, order, each, TOO_MANY_HINTS, element_id
+                        )
+                        self._set_aside([dropped])
+                    else:
+                        self.moved.hold(each)
+                        kept += 1
                 if outcome == recon_pb2.STORED:
-                    is_claim = bool(prepared.entry_id)
-                    self._count("received", is_claim=is_claim, claims=len(prepared.claims))
-                    self._counts["claims_refused"] += prepared.claims_dropped
+                    self._count("received", is_claim=bool(prepared.entry_id), claims=kept)
         return True
 
     def _count(self, what: str, *, is_claim: bool, claims: int) -> None:
@@ -572,12 +471,6 @@ class Moves:
 def _unnamed(item: Item) -> Item:
     """The item without the name of its element, which only an answer needs."""
     return Item(entry=item.entry) if item.HasField("entry") else Item(claim=item.claim)
-
-
-def _add_fetch(request: ReconRequest, batch: Batch, bytes_min: int) -> None:
-    """Add a batch to a request, padded to the length that the responder requires."""
-    request.fetch.CopyFrom(pack_fetch(batch))
-    request.padding = os.urandom(max(bytes_min - request.fetch.ByteSize(), 0))
 
 
 def _resume_of(response: ReconResponse) -> bytes | None:

@@ -44,7 +44,8 @@ class Moved:
     """The differences that one pass found, by ID with their orders.
 
     `offered`: the peer lacks them. `needed`: this side lacks them. `unnamed`: set-aside elements that
-    the view has and the peer no longer names. `held`: needed elements that this side has committed.
+    the view has and the peer no longer names. `held`: needed elements that this side has committed, those
+    inside others, too.
     `passed_over`: needed elements, packed, that could not be stored and not be remembered as set aside;
     `not_taken`: the same of the offered ones. `is_overfull`: there were too many to remember.
     """

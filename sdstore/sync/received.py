@@ -8,7 +8,7 @@ is worth its cost; one transaction is written while the next items arrive.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,60 +27,48 @@ PATIENCE_STEP_S = 0.1
 
 
 class Row(NamedTuple):
-    """A received item, as prepared by the replica, and the element that it proved to be.
-
-    `item` is kept for a claim, which can have to wait for its entry. That of an entry would only take memory.
-    """
+    """A received item, as prepared by the replica, the element that it proved to be, and the claims inside it."""
 
     prepared: Prepared
     element: Element
-    item: Item | None = None
+    claims: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True)
 class Arrived:
     """Some items of one answer, in order; `content_bytes` in all.
 
-    `rows` can be stored, `orphans` are claims whose entry is not here yet, `aside` are elements that
-    this peer cannot provide; `folded` are the IDs of claims that came inside entries.
+    `rows` can be stored, `lone_claims` are claims whose entry is not here, `aside` are elements that this
+    peer cannot provide.
     """
 
     content_bytes: int
     rows: list[Row] = field(default_factory=list)
-    orphans: list[Row] = field(default_factory=list)
-    folded: set[bytes] = field(default_factory=set)
+    lone_claims: list[Row] = field(default_factory=list)
     aside: list[AsideElement] = field(default_factory=list)
-
-    def sort(self, claim: Row) -> None:
-        """Add a claim to `rows`, or to `orphans`. Raises SyncError."""
-        order = claim.prepared.order
-        if order not in (None, claim.element.order):
-            raise misbehaved("a claim was served with a wrong order value")
-        (self.orphans if order is None else self.rows).append(claim)
 
 
 class Named(NamedTuple):
-    """The elements that the items of an answer name, and those that are claims inside its entries.
-
-    Rows of order value and ID; `ids[i]` is the ID of item i.
-    """
+    """The elements that the items of an answer name: item i is `ids[i]`, with the claims `claims[i]` inside."""
 
     orders: list[int]
     ids: list[bytes]
-    folded: list[tuple[int, bytes]]
+    claims: list[tuple[bytes, ...]]
 
     def columns(self) -> tuple[U64, U8]:
         """`orders` and `ids` as columns."""
         return columns(zip(self.orders, self.ids, strict=True))
 
-    def all_columns(self) -> tuple[U64, U8]:
-        """As `columns`, with the folded claims."""
-        return columns([*zip(self.orders, self.ids, strict=True), *self.folded])
+    def elements(self) -> Iterator[Element]:
+        """All of them, claims too."""
+        for order, element_id, claims in zip(self.orders, self.ids, self.claims, strict=True):
+            yield Element(order, element_id)
+            for each in claims:
+                yield Element(order, each)
 
 
 def names_in(replica: Replica, items: Sequence[Item]) -> Named:
     """What items claim to be, before anything is decoded. Raises SyncError."""
-    claim_id = replica.claim_id
     named = Named([], [], [])
     for item in items:
         kind = item.WhichOneof("item")
@@ -89,17 +77,24 @@ def names_in(replica: Replica, items: Sequence[Item]) -> Named:
         element_id = item.claim.digest if kind == "claim" else item.id
         if len(element_id) != ID_BYTES:
             raise misbehaved(f"a served item names no element: an ID must have {ID_BYTES} bytes")
-        order = item.order
-        named.orders.append(order)
+        claims: tuple[bytes, ...] = ()
         if kind == "claim":
-            element_id = claim_id(element_id, item.claim.hint)
-        elif kind == "entry" and (hints := item.entry.hints):
-            named.folded.extend((order, claim_id(element_id, hint)) for hint in hints)
+            element_id = replica.claim_id(element_id, item.claim.hint)
+        else:
+            claims = claims_in(replica, item, element_id)
+        named.orders.append(item.order)
         named.ids.append(element_id)
+        named.claims.append(claims)
     return named
 
 
-async def read_items(replica: Replica, items: Sequence[Item], ids: Sequence[bytes]) -> Arrived:
+def claims_in(replica: Replica, item: Item, entry_id: bytes) -> tuple[bytes, ...]:
+    """The IDs of the claims inside an entry, or an absent one."""
+    hints = item.entry.hints or item.absent.hints
+    return tuple([replica.claim_id(entry_id, hint) for hint in hints]) if hints else ()
+
+
+async def read_items(replica: Replica, items: Sequence[Item], named: Named) -> Arrived:
     """Check items against the elements that they name (`names_in`). Raises SyncError.
 
     The digest of its content identifies an item: another name is a fault of the peer. A frame that this
@@ -108,47 +103,39 @@ async def read_items(replica: Replica, items: Sequence[Item], ids: Sequence[byte
     with_content = [item for item in items if not item.HasField("absent")]
     prepared = iter(await replica.prepare(with_content))
     arrived = Arrived(sum(map(Item.ByteSize, items)))
-    for item, element_id in zip(items, ids, strict=True):
+    for item, element_id, claims in zip(items, named.ids, named.claims, strict=True):
         element = Element(item.order, element_id)
         if item.HasField("absent"):
             code = RETIRED if item.absent.reason == recon_pb2.RETIRED else LOST
-            arrived.aside.append(AsideElement(LackedBy.HERE, *element, code))
+            arrived.aside += aside_of(LackedBy.HERE, element, claims, code)
             continue
         content = next(prepared)
+        row = Row(content, element, claims)
         if content.entry_id:
-            arrived.sort(Row(content, element, item))
+            if content.order not in (None, item.order):
+                raise misbehaved("a claim was served with a wrong order value")
+            (arrived.lone_claims if content.order is None else arrived.rows).append(row)
             continue
-        row = Row(content, element)
         if content.element_id and (content.order, content.element_id) != element:
             raise misbehaved(f"the frame served as {item.id.hex()} is another entry")
-        arrived.folded.update(content.claims)
         if content.refusal:
-            arrived.aside += aside_of(row, content.refusal)
+            arrived.aside += aside_of(LackedBy.HERE, element, claims, content.refusal)
         else:
             arrived.rows.append(row)
     return arrived
 
 
-def _claims_of(row: Row) -> list[Element]:
-    """The claims inside an entry."""
-    return [Element(row.element.order, each) for each in row.prepared.claims]
-
-
-def aside_of(row: Row, code: str) -> list[AsideElement]:
-    """A refused item as set-aside elements: an entry includes the claims on it."""
-    entry_id = row.prepared.entry_id
-    covered = (
-        AsideElement(LackedBy.HERE, *claim, code, row.element.element_id)
-        for claim in _claims_of(row)
-    )
-    return [AsideElement(LackedBy.HERE, *row.element, code, entry_id), *covered]
-
-
-def not_folded(rows: Sequence[Row], folded: Collection[bytes]) -> list[Row]:
-    """The rows to store, without claims that also came inside their entry."""
-    return [
-        row for row in rows if not row.prepared.is_held and row.element.element_id not in folded
-    ]
+def aside_of(
+    lacked_by: LackedBy,
+    element: Element,
+    claims: Iterable[bytes],
+    code: str,
+    entry_id: bytes = b"",
+) -> list[AsideElement]:
+    """An element to set aside, with the claims on it. `entry_id`: for a claim, its entry."""
+    order, element_id = element
+    covered = (AsideElement(lacked_by, order, each, code, element_id) for each in claims)
+    return [AsideElement(lacked_by, order, element_id, code, entry_id), *covered]
 
 
 class WriteBehind:

@@ -7,7 +7,7 @@ raises `SyncError` to end the session.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -45,8 +45,8 @@ class Prepared:
 
     `order` and `element_id` are computed from the content. An entry that cannot be decoded has
     neither; a claim has no order while its entry is not here. `entry_id`: for a claim, its entry.
-    `claims`: for an entry, the IDs of the claims inside it that can be stored with it, and
-    `claims_dropped` the number of the others. `refusal`: why `commit` will not store it.
+    `claims`: for an entry, the IDs of the claims inside it that can be stored with it. `refusal`: why
+    `commit` will not store it.
     `is_held`: the claim is here already. `content` belongs to the replica.
     """
 
@@ -54,29 +54,20 @@ class Prepared:
     element_id: bytes = b""
     entry_id: bytes = b""
     claims: tuple[bytes, ...] = ()
-    claims_dropped: int = 0
     refusal: str = ""
     is_held: bool = False
     content: Any = None
 
 
 class Stored(NamedTuple):
-    """The outcome of a prepared item, as a protocol status; `code`: why it was refused."""
+    """The outcome of a prepared item, as a protocol status; `code`: why it was refused.
+
+    `claims_dropped`: for a stored entry, the IDs of the claims inside it that were not kept.
+    """
 
     outcome: PushOutcome
     code: str = ""
-
-
-class Loaded(NamedTuple):
-    """Items for a prefix of the requested elements: `elements[i]` is the element of `items[i]`.
-
-    `covered` elements are done: they have an item, or are folded into the item of their entry. An
-    element whose content is gone has an `absent` item.
-    """
-
-    items: list[Item]
-    elements: list[Element]
-    covered: int
+    claims_dropped: tuple[bytes, ...] = ()
 
 
 class LostPage(NamedTuple):
@@ -106,22 +97,14 @@ class Replica(Protocol):
     def holds(self, orders: U64, ids: U8) -> Mask:
         """Which elements are here, in any channel: bool[n]."""
 
-    def root(
-        self, interest: Interest, policy: int, added: U8 | None, removed: U8 | None
-    ) -> bytes | None:
-        """The unkeyed root of an interest's elements (`recon.hashing.idle_root`), if it has one.
+    async def load(self, elements: Sequence[Element], bytes_max: int) -> list[Item]:
+        """Items of the first elements, as many as fit into `bytes_max`; at least one of any size.
 
-        `added` and `removed`, u8[n, 32]: elements that the session sets aside.
+        That of an entry has all claims on it, also if its content is gone: then it is `absent`.
         """
-
-    async def load(self, elements: Sequence[Element], bytes_max: int) -> Loaded:
-        """Items of as many elements as fit into `bytes_max`; at least one of any size."""
 
     def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
         """The ID of the claim that this hint leads to this entry."""
-
-    async def claims_on(self, entry_ids: Sequence[bytes]) -> Mapping[bytes, Sequence[bytes]]:
-        """IDs of the claims on each of these entries."""
 
     async def prepare(self, items: Sequence[Item]) -> Sequence[Prepared]:
         """Decode entries and claims; one result for each, in order. Stores nothing."""

@@ -3,13 +3,11 @@
 Theory of operation. This side has a `Replica` (a set of elements with content) and a `Transport` (a
 way to call the peer). The peer keeps nothing between calls, so all state of a session is here.
 
-1. Hand-shake. `Session.run` reads the peer's interest, intersects it with this side's, and gets a
-   nonce from the peer; the `PeerMemory` of the last session saves both calls.
+1. Hello. `Session.run` gets the peer's interest and a nonce, and intersects the interest with this side's;
+   the `PeerMemory` of the last session saves the call.
 2. News. A pair that was proved equal has a `Baseline` with a mark of each side. The session then
    compares only what arrived after the marks (`_compare_news`), so its cost does not depend on the
    history. Everything else follows if a mark fails, if an element is due for a retry, and once a day.
-   With a peer that gives no marks, `_is_idle` compares the 32-byte roots of both sets instead, as long
-   as nothing changed here.
 3. A pass (`sdstore.sync.comparison.Pass`). Two streams of requests run side by side.
    `recon.initiator.Initiator` has a work list of ranges; each answer settles ranges or splits them, and
    yields events: `Need` (lacked here), `Have` (lacked there), `NotThere`. `Moves` fetches and pushes
@@ -41,35 +39,28 @@ from dataclasses import replace
 
 from recon.codec import closing_request, read_total
 from recon.errors import RemoteProtocolError
-from recon.events import (
-    Expired,
-    RangeState,
-    Stated,
-)
-from recon.initiator import Initiator, refusal_of
+from recon.events import RangeState, Stated
+from recon.initiator import Initiator
 from recon.limits import NONCE_BYTES
 from recon.marks import view_of
 from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
 from recon.view import View
-from sdstore.sync.comparison import Confirmation, Opened, Pass, new_initiator
+from sdstore.sync.comparison import Confirmation, Pass
 from sdstore.sync.exchange import (
     Exchange,
     InterestChangedError,
     MarkUnknownError,
     NonceExpiredError,
     Transport,
-    error_of,
 )
 from sdstore.sync.limits import DEFAULT_LIMITS, SyncLimits
 from sdstore.sync.memory import (
     SET_ASIDE_MAX,
     WHOLE_S_MAX,
     Baseline,
-    LackedBy,
     PeerMemory,
     Proof,
     SetAside,
-    age_s,
     pack_elements,
     unpack_elements,
 )
@@ -113,7 +104,6 @@ async def sync_with_peer(
     arrivals: ArrivalOrder | None = None,
     dry_run: bool = False,
     fetch_only: bool = False,
-    opens_at_once: bool = False,
     current_interest: Callable[[], Interest] | None = None,
     changed: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[SyncReport, PeerMemory]:
@@ -121,9 +111,8 @@ async def sync_with_peer(
 
     Returns the report, and the memory for the next session with this peer. `changed` is called with the
     progress while the session runs. A dry run finds the differences and moves nothing; `fetch_only`
-    sends nothing. With `opens_at_once` a session without a nonce begins with its first comparison, which
-    saves a round trip and costs about 2 kB. `nonce_secret` is the key by which the caller's own responder
-    recognises the nonces of its sessions. `current_interest` returns the interest of the moment, where it
+    sends nothing. `nonce_secret` is the key by which the caller's own responder recognises the nonces of its
+    sessions. `current_interest` returns the interest of the moment, where it
     can change during the session: then the session goes on with the new one, as it does when the peer's
     changes. With `arrivals`, the arrival order of the replica, later sessions compare only what is new; a
     dry run and `fetch_only` compare everything. Never raises for faults of the peer: the report contains
@@ -134,7 +123,6 @@ async def sync_with_peer(
     session.nonce_secret = nonce_secret or os.urandom(NONCE_BYTES)
     session.fetches = not dry_run
     session.sends = not (dry_run or fetch_only)
-    session.opens_at_once = opens_at_once
     session.arrivals = arrivals if session.sends else None
     session.current_interest = current_interest or (lambda: interest)
     outcome, code, detail = await _judged(session, limits.seconds_max)
@@ -201,7 +189,6 @@ class Session:
         self.nonce_secret = b""
         self.fetches = True
         self.sends = True
-        self.opens_at_once = False
         self.arrivals: ArrivalOrder | None = None
         self.current_interest: Callable[[], Interest] = lambda: interest
         # For the report.
@@ -227,12 +214,11 @@ class Session:
 
         self.exchange = Exchange(transport, self.counts)
         self.ledger = Ledger()
-        self._transport = transport
         self._interest = interest
         self._agreed_policy: int | None = None  # of the peer, while the mutual interest is in force
         self._memory = memory
         self._mutual, self._mutual_bytes = Interest(), b""
-        self._opened: Opened | None = None
+        self._tells_interest = False
         self.aside = SetAside(memory.aside_over(b""))
         self._changed = changed
         self._segments: tuple[tuple[SegmentState, float], ...] = ()
@@ -250,8 +236,8 @@ class Session:
     # --- from the hand-shake to the proof --------------------------------------------------------
 
     async def run(self) -> None:
-        """Hand-shake and reconcile; begin again while a side changes what it wants."""
-        arrivals, had_policy = self.arrivals, self._memory.policy is not None
+        """Greet and reconcile; begin again while a side changes what it wants."""
+        arrivals = self.arrivals
         for changes_count in range(INTEREST_CHANGES_MAX + 1):
             is_last = changes_count == INTEREST_CHANGES_MAX
             self.exchange.has_changed = (lambda: False) if is_last else self._has_changed
@@ -261,18 +247,17 @@ class Session:
             except InterestChangedError:
                 self._learn_policy_between()
                 self.arrivals, self.proof, self._baseline, self._made = arrivals, None, None, None
-                self._opened, self.unserved_count = None, 0
+                self.unserved_count = 0
             else:
                 break
-        if self.shares_nothing or not had_policy:
-            # No answer says whether the peer has changed its interest since it told it.
-            self._memory = replace(self._memory, interest_read_at_s=0.0)
+        if (
+            self.shares_nothing
+        ):  # then no answer says whether the peer has changed its interest since
+            self._memory = replace(self._memory, interest=None)
 
     def _has_changed(self) -> bool:
         """Whether a side wants something else than it did when both agreed on the mutual interest."""
         policy = self.exchange.policy
-        if self._agreed_policy is None:
-            self._agreed_policy = policy
         return (
             policy not in (None, self._agreed_policy) or self.current_interest() != self._interest
         )
@@ -283,11 +268,11 @@ class Session:
         if self.exchange.policy is not None:
             self._learn_policy(self.exchange.policy)
         self.ledger.forget_answers()
-        self._memory = replace(self._memory, interest_read_at_s=0.0)
+        self._memory = replace(self._memory, interest=None)
 
     async def _run(self) -> None:
-        """Hand-shake and reconcile; repeat if the peer's nonce expires meanwhile."""
-        self._mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
+        """Greet and reconcile; repeat if the peer's nonce expires meanwhile."""
+        self._mutual = self._interest.intersect(await self._peer_interest())
         self._mutual_bytes = self._mutual.encode()
         self.agreed.add(self._mutual_bytes)
         self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
@@ -302,27 +287,34 @@ class Session:
             return
         if self.sends and not await self._has_due():
             self._baseline = self._usable_baseline(aside_name)
-            if self._baseline is None and await self._is_idle():
-                return
         for _ in range(RESTARTS_MAX):
             try:
-                await self._attempt(await self._header())
+                await self._attempt(self._header())
             except NonceExpiredError as expired:
                 self._memory = replace(self._memory, responder_nonce=expired.responder_nonce)
             else:
                 return
         raise misbehaved("the peer's nonces expire faster than they are used")
 
-    async def _peer_interest(self) -> bytes:
-        if age_s(self._memory.interest_read_at_s) > self.limits.nonce_lifetime_s:
-            interest = await self._transport.interest()
-            policy = self._transport.told_policy
-            if policy is not None:
-                # An answer with another policy shows that the interest has changed meanwhile.
-                self._memory = self._memory.with_policy(policy)
-                self._agreed_policy = policy
-            self._memory = replace(self._memory, interest=interest, interest_read_at_s=time.time())
-        return self._memory.interest
+    async def _peer_interest(self) -> Interest:
+        """What the peer wants, by a hello if this side does not know it, or has no nonce."""
+        known = self._memory.interest
+        if known is not None and len(self._memory.responder_nonce) == NONCE_BYTES:
+            return decode_interest(known)
+        hello = await self.exchange.hello()
+        # An answer with another policy shows that the interest has changed meanwhile.
+        self._memory = replace(
+            self._memory.with_policy(hello.policy),
+            responder_nonce=hello.responder_nonce,
+            interest=hello.interest.encode(),
+        )
+        self._agreed_policy, self._tells_interest = hello.policy, True
+        return hello.interest
+
+    def tells_interest(self) -> bool:
+        """Whether the next request must have the mutual interest in full; True once after a hello."""
+        tells, self._tells_interest = self._tells_interest, False
+        return tells
 
     async def _has_due(self) -> bool:
         """Whether an element must be tried again, which takes a comparison of everything."""
@@ -343,60 +335,9 @@ class Session:
         is_same = baseline.aside == aside_name == self.aside.name
         return baseline if is_same else None
 
-    async def _is_idle(self) -> bool:
-        """Whether both sides still hold the sets that were proved equal: for peers without marks.
-
-        An attacker can make different sets with equal roots, so this replaces sessions only for a bounded
-        time.
-        """
-        proof, policy = self._memory.proof, self._memory.policy
-        if proof is None or proof.root is None or policy is None:
-            return False
-        if age_s(proof.at_s) > self.limits.proof_lifetime_s:
-            return False
-        await self.replica.catch_up()
-        if (self._mutual_bytes, self._root(policy)) != (proof.interest, proof.root):
-            return False
-        if not await self.exchange.same_root(proof.root, self._mutual_bytes):
-            return False
-        self.elements_count = proof.elements_count
-        return True
-
-    async def _header(self) -> SessionHeader:
+    def _header(self) -> SessionHeader:
         ours = initiator_nonce(self.nonce_secret, os.urandom(NONCE_BYTES // 2))
-        theirs = self._memory.responder_nonce
-        if len(theirs) != NONCE_BYTES:
-            if self.opens_at_once:
-                theirs = await self._open(ours)
-            else:
-                theirs = await self.exchange.first_contact(ours, self._mutual_bytes)
-            self._memory = replace(self._memory, responder_nonce=theirs)
-        return SessionHeader(ours, theirs, self._mutual_bytes)
-
-    async def _open(self, ours: bytes) -> bytes:
-        """The responder's nonce, and the first answer under it, if the responder gives one.
-
-        The request has summaries under a key that the responder does not use, so it compares nothing;
-        the answer summarises the responder's parts of its ranges.
-        """
-        header = SessionHeader(ours, os.urandom(NONCE_BYTES), self._mutual_bytes)
-        await self.replica.catch_up()
-        initiator = new_initiator(self, self.replica.view(header.key(), self._mutual), header)
-        request = initiator.next_request()
-        if request is None:  # no interest has no ranges
-            return await self.exchange.first_contact(ours, self._mutual_bytes)
-        request.message.session.CopyFrom(header.message(in_full=True))
-        request.message.renew = True
-        response = await self.exchange.call(request.message)
-        refusal = refusal_of(response)
-        if isinstance(refusal, Expired):  # it does not know `renew`
-            return refusal.responder_nonce
-        if refusal is not None:
-            raise error_of(refusal)
-        if len(response.responder_nonce) != NONCE_BYTES:
-            raise misbehaved("the peer answered a request without a valid nonce")
-        self._opened = Opened(initiator, request.request_id, response)
-        return response.responder_nonce
+        return SessionHeader(ours, self._memory.responder_nonce, self._mutual_bytes)
 
     async def _attempt(self, header: SessionHeader) -> None:
         """Compare the news, or else everything, and remember what was proved."""
@@ -406,9 +347,6 @@ class Session:
         is_news = await self._compare_news(header)
         if not is_news:
             await self._compare_all(header)
-        if self.proof is not None and self.exchange.gives_marks:
-            # Roots have no key: they are only for peers that give no marks.
-            self.proof = replace(self.proof, root=None)
         self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
         self._memory = self._memory.with_baseline(self._mutual_bytes, self._made)
         if not self._is_policy_steady:
@@ -496,22 +434,20 @@ class Session:
         """
         view, own_mark = await self._view_since(header, baseline)
         is_news = baseline is not None
-        compared = self._proof_of(view, is_news=is_news)
+        compared = self._proof_of(view)
         total = view.total()
         self.stated, self.found_count = None, 0
         self._proved_before_count = baseline.elements_count if baseline else 0
         self.exchange.begin_pass(baseline.peer if baseline else b"", wants_mark=bool(own_mark))
         recent = None if is_news else self.replica.arrived_count - self._memory.arrived_count
-        one_pass = Pass(self, header, view, recent, self._opened)
-        self._opened, self.initiator = None, one_pass.initiator
+        one_pass = Pass(self, header, view, recent)
+        self.initiator = one_pass.initiator
         await one_pass.run()
         if self.exchange.has_changed():  # what the peer stopped serving is no fault of it
             raise InterestChangedError
         if self.fetches and not is_news:
             await self._fetch_lost(one_pass.moves)
         self.unserved_count = one_pass.moves.unserved_count
-        if self.exchange.policy != self._memory.policy:
-            compared = self._proof_of(view, is_news=is_news)
         moved, theirs, mark = one_pass.moves.moved, self.exchange.total, self.exchange.mark
         is_settled = not self.unserved_count and not self.ledger.has_doubts
         is_as_of_mark = theirs is not None and view.total() == total
@@ -537,7 +473,7 @@ class Session:
                 await asyncio.sleep(PASS_PAUSE_S)
             self.exchange.begin_pass(since, wants_mark=True)
             view = view_of(columns_of(compared), header.key())
-            confirming = Confirmation(self, header, view, None, None)
+            confirming = Confirmation(self, header, view, None)
             try:
                 await confirming.run()
             except MarkUnknownError:
@@ -583,7 +519,7 @@ class Session:
 
         `marks`: this side's and the peer's.
         """
-        # Claims that came inside entries are not in `held`: an entry can have more than a store keeps.
+        # A claim that came alone is not in `held` if its entry came later and brought it.
         unsure = moved.needed.keys() - moved.held
         unsure_at = [(moved.needed[each], each) for each in unsure if each not in self.aside]
         if unsure_at:
@@ -624,15 +560,9 @@ class Session:
             self._made = await self._baseline_after(Moved(), marks, ours.count, None)
         return proof
 
-    def _proof_of(self, view: View, *, is_news: bool = False) -> Proof:
+    def _proof_of(self, view: View) -> Proof:
         """The proof to record if the peer equals this view, without what is set aside."""
-        policy = self._memory.policy if self.exchange.policy is None else self.exchange.policy
-        root = None if is_news else self._root(policy or 0)  # only for peers that give no marks
-        return Proof(self._mutual_bytes, root, len(view), time.time())
-
-    def _root(self, policy: int) -> bytes | None:
-        added, removed = (self.aside.columns(side).ids for side in (LackedBy.HERE, LackedBy.THERE))
-        return self.replica.root(self._mutual, policy, added, removed)
+        return Proof(self._mutual_bytes, len(view), time.time())
 
     # --- content that is lost here ---------------------------------------------------------------
 

@@ -121,10 +121,12 @@ class Item(_message.Message):
         hint: bytes
         def __init__(self, digest: _Optional[bytes] = ..., hint: _Optional[bytes] = ...) -> None: ...
     class Absent(_message.Message):
-        __slots__ = ("reason",)
+        __slots__ = ("reason", "hints")
         REASON_FIELD_NUMBER: _ClassVar[int]
+        HINTS_FIELD_NUMBER: _ClassVar[int]
         reason: Absence
-        def __init__(self, reason: _Optional[_Union[Absence, str]] = ...) -> None: ...
+        hints: _containers.RepeatedScalarFieldContainer[bytes]
+        def __init__(self, reason: _Optional[_Union[Absence, str]] = ..., hints: _Optional[_Iterable[bytes]] = ...) -> None: ...
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
@@ -138,17 +140,14 @@ class Item(_message.Message):
     def __init__(self, entry: _Optional[_Union[Item.Entry, _Mapping]] = ..., claim: _Optional[_Union[Item.Claim, _Mapping]] = ..., absent: _Optional[_Union[Item.Absent, _Mapping]] = ..., order: _Optional[int] = ..., id: _Optional[bytes] = ...) -> None: ...
 
 class ReconRequest(_message.Message):
-    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root", "padding", "total", "renew", "mark", "since", "up_to")
+    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "total", "mark", "since", "up_to")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
-    IDLE_ROOT_FIELD_NUMBER: _ClassVar[int]
-    PADDING_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
-    RENEW_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     UP_TO_FIELD_NUMBER: _ClassVar[int]
@@ -158,14 +157,11 @@ class ReconRequest(_message.Message):
     fetch: Fetch
     push: _containers.RepeatedCompositeFieldContainer[Item]
     response_bytes_max: int
-    idle_root: bytes
-    padding: bytes
     total: bool
-    renew: bool
     mark: bool
     since: bytes
     up_to: bytes
-    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., total: _Optional[bool] = ..., renew: _Optional[bool] = ..., mark: _Optional[bool] = ..., since: _Optional[bytes] = ..., up_to: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., total: _Optional[bool] = ..., mark: _Optional[bool] = ..., since: _Optional[bytes] = ..., up_to: _Optional[bytes] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("answered", "kinds", "counts", "part_counts", "bounds", "hashes", "short_ids")
@@ -194,33 +190,31 @@ class Total(_message.Message):
     def __init__(self, count: _Optional[int] = ..., sum: _Optional[bytes] = ...) -> None: ...
 
 class ReconResponse(_message.Message):
-    __slots__ = ("status", "version", "responder_nonce", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "same_root", "request_bytes_min", "total", "policy", "mark")
+    __slots__ = ("status", "version", "responder_nonce", "interest", "policy", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "total", "mark")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESPONDER_NONCE_FIELD_NUMBER: _ClassVar[int]
+    INTEREST_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     PUSH_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
-    SAME_ROOT_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_BYTES_MIN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
-    POLICY_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     status: Status
     version: int
     responder_nonce: bytes
+    interest: bytes
+    policy: int
     answers: Answers
     items: _containers.RepeatedCompositeFieldContainer[Item]
     truncated: bool
     resume: bytes
     push_outcomes: _containers.RepeatedScalarFieldContainer[PushOutcome]
     retry_after_s: int
-    same_root: bool
-    request_bytes_min: int
     total: Total
-    policy: int
     mark: bytes
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., same_root: _Optional[bool] = ..., request_bytes_min: _Optional[int] = ..., total: _Optional[_Union[Total, _Mapping]] = ..., policy: _Optional[int] = ..., mark: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., interest: _Optional[bytes] = ..., policy: _Optional[int] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., total: _Optional[_Union[Total, _Mapping]] = ..., mark: _Optional[bytes] = ...) -> None: ...

@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def caller(name: str, rate: Rate = Rate.STRANGER) -> Caller:
-    return Caller(name, frozenset({Scope.OPEN}), is_trusted=False, rate=rate)
+    return Caller(name, frozenset({Scope.OPEN}), rate=rate)
 
 
 def refused(rates: Rates, name: str, rate: Rate = Rate.STRANGER) -> int:

@@ -19,11 +19,12 @@ from app.ingest.prepare import Publication
 from app.ingest.watermark import Watermark
 from app.limits import MIB
 from app.node import Node
+from recon.initiator import hello_request
 from sdstore.sds.codec import encode
 from sdstore.sync.report import SyncOutcome
+from sdstore.wire.recon_pb2 import ReconResponse
 from tests.support.disks import grow, small_disk
 from tests.support.federation import (
-    CALLER,
     InProcessPeer,
     Remembered,
     holdings,
@@ -113,7 +114,8 @@ def test_a_push_is_refused_as_policy_and_offered_again_when_there_is_room(
             report = await sync(one, two, memory)
             assert report.outcome is SyncOutcome.IN_SYNC, report
             assert report.entries_received == 10  # what it has, it serves
-            assert memory.value.policy == two.recon.policy_for(CALLER, two.interests.state)
+            hello = await InProcessPeer(two).recon(hello_request().SerializeToString())
+            assert memory.value.policy == ReconResponse.FromString(hello).policy
             assert {each["lacked_by"] for each in report.set_aside} == {"there"}
             assert len(await holdings(two)) == 20
             low(two, is_low=False)

@@ -46,7 +46,7 @@ def _keep_what_was_read(right: Any) -> Any:
 def _everything(*_: Any) -> Any:
     from app.callers import Caller
 
-    return Caller("stranger", is_trusted=False)
+    return Caller("stranger")
 
 
 def _as_written(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.mutants.fault import Fault, Plant, after, nothing, returns
@@ -47,13 +48,6 @@ def _replica() -> Any:
     return LogReplica
 
 
-def _keeps_old_summaries(_: Any) -> Any:
-    def rekey(self: Any, view: Any, header: Any) -> None:
-        self._view, self._header, self._total = view, header, view.total()
-
-    return rekey
-
-
 def _in_arrival_order(_: Any) -> Any:
     def staged(self: Any, count: int) -> Any:
         return list(self._staged.values())[:count]
@@ -67,7 +61,15 @@ FAULTS = [
     _fault(
         "the last element of the log is not compared", "LogReplica.open", _forgets_the_last_piece
     ),
-    _fault("claims that come alone are not noted", "LogReplica._claims_to_note", returns([])),
+    _fault(
+        "claims that come alone are not noted",
+        "LogReplica._prepared",
+        after(
+            lambda prepared, *_: [
+                replace(each, order=None) if each.entry_id else each for each in prepared
+            ]
+        ),
+    ),
     _fault("a store is not remembered", "Memories.learn", nothing),
     Fault(
         "backfill: the next request waits for the work on an answer",
@@ -76,12 +78,6 @@ FAULTS = [
         (
             "tests/participant/test_backfill.py::test_the_next_request_leaves_before_an_answer_is_stored",
         ),
-    ),
-    Fault(
-        "backfill: the summaries of the old key are kept",
-        "recon.initiator:Initiator.rekey",
-        _keeps_old_summaries,
-        _TESTS,
     ),
     Fault(
         "backfill: staged messages come in the order of their arrival",

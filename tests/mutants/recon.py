@@ -534,8 +534,6 @@ FAULTS = [
     _fault("a total may be absent", "codec:read_total", instead(_absent_total), _PROOF),
     _fault("any total agrees", "initiator:Initiator._stated", after(lambda stated, *_: replace(stated, agrees=True)), _tests("transcript")),
     _fault("a total has one lane", "view:View.total", _one_lane, _PROOF),
-    _fault("a root forgets the policy", "hashing:idle_root", lambda root: lambda count, sums, policy=0: root(count, sums), _PROOF),
-    _fault("a root forgets the count", "hashing:idle_root", lambda root: lambda count, sums, policy=0: root(0, sums, policy), _PROOF),
     # Elements set aside
     _fault("elements set aside are offered", "learning:Learning._have", _offer_what_is_aside, _ASIDE),
     _fault("elements set aside are not added", "view:View._set_apart", before(lambda view, added, removed: (view, _nothing_of(added), removed)), _PROOF),

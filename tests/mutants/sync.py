@@ -105,12 +105,7 @@ def _without_up_to(_: Any, exchange: Any, message: Any) -> None:
 
 
 FAULTS = [
-    Fault(
-        "sync: the policy that goes with an interest is not told",
-        "app.recon.endpoint:ReconEndpoint.policy_for",
-        returns(None),
-        _INTERESTS,
-    ),
+    _fault("answers have no policy", "exchange:_WITH_POLICY", instead(frozenset()), _INTERESTS),
     # News
     _fault("what was brought is compared again", "news:Moved.counted_out", returns({}), _NEWS),
     _fault("what was sent is fetched again", "news:Moved.counted_in", returns({}), _NEWS),
@@ -144,8 +139,8 @@ FAULTS = [
     ),
     Fault(
         "sync: a mark does not name what was there",
-        "app.recon.index:NodeIndex.root_of_ids",
-        returns(bytes(32)),
+        "app.recon.index:NodeIndex.sums_of",
+        returns((0, bytes(32))),
         _NODES_NEWS,
     ),
     Fault(
@@ -170,7 +165,6 @@ FAULTS = [
         "session:Session._compare_everything",
         instead(_proof_at_once),
     ),
-    _fault("idle pairs compare ranges", "session:Session._is_idle", _awaited(lambda *_: False)),
     # Content
     _fault("content may be another entry", "moves:read_items", _unlike_the_name),
     _fault("an item is read twice", "moves:read_items", _twice),
@@ -220,11 +214,6 @@ FAULTS = [
         "a time that is still to come is waited for",
         "memory:_is_due",
         lambda right: lambda at_s: at_s <= right.__globals__["time"].time(),
-    ),
-    _fault(
-        "a proof of another clock holds",
-        "memory:age_s",
-        lambda right: lambda at_s: right.__globals__["time"].time() - at_s,
     ),
     # Errors
     _fault("every error is this side's", "report:outcome_of", returns("local_fault")),

@@ -1,4 +1,4 @@
-"""Sections 1 to 3 and 9 of docs/recon-protocol.md in plain Python: elements, keys, hashes, root."""
+"""Sections 1 to 3 and 9 of docs/recon-protocol.md in plain Python: elements, keys, hashes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,8 @@ WORD = 2**64
 def session_key(initiator_nonce: bytes, responder_nonce: bytes, interest: bytes) -> bytes:
     """Section 2.2."""
     material = initiator_nonce + responder_nonce + blake3.blake3(interest).digest(length=16)
-    context = "sdstore recon v2 session key"
+    context = "sdstore recon v3 session key"
     return blake3.blake3(material, derive_key_context=context).digest(length=16)
-
-
-def idle_root(ids: Iterable[bytes], policy: int) -> bytes:
-    """Section 9."""
-    count, sums = 0, [0] * 4
-    for each in ids:
-        count += 1
-        for word in range(4):
-            sums[word] += int.from_bytes(each[8 * word : 8 * word + 8], "little")
-    material = b"".join((number % WORD).to_bytes(8, "little") for number in (count, *sums))
-    material += policy.to_bytes(4, "little")
-    return blake3.blake3(material, derive_key_context="sdstore recon v2 idle root").digest()
 
 
 def position(element: Element) -> Bound:

@@ -1,4 +1,4 @@
-"""The total that a peer states, and the root of idle pairs."""
+"""The total that a peer states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from recon.codec import closing_request, read_total, unpack_asks
 from recon.errors import RemoteProtocolError
 from recon.events import Fault, Stated
-from recon.hashing import idle_root
 from recon.initiator import Initiator
 from recon.limits import COUNT_MAX, RANGES_MAX, SUM_BYTES
 from recon.responder import respond
@@ -94,11 +93,3 @@ def test_a_peer_that_says_equal_has_to_state_the_same_total(held: int) -> None:
         (event,) = initiator.receive(request.request_id, response)
         assert isinstance(event, Fault)
         assert event.error.code == "total"
-
-
-def test_a_root_depends_on_the_count_the_policy_and_on_every_word() -> None:
-    words = np.arange(4, dtype=np.uint64)
-    roots = {idle_root(1, words), idle_root(2, words), idle_root(1, words, 1)}
-    roots |= {idle_root(1, words + (np.arange(4) == place).astype(np.uint64)) for place in range(4)}
-    assert {len(root) for root in roots} == {32}
-    assert len(roots) == 7

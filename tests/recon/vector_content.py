@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recon.codec import Asks, pack_asks, pack_counts, pack_ranges
+from recon.codec import pack_counts, pack_ranges
 from recon.elements import (
     ALL_ORDERS,
     END,
@@ -17,7 +17,7 @@ from recon.elements import (
     bound_bytes,
     order_of_lamport,
 )
-from recon.limits import PHASE_NONE, PROTOCOL_VERSION
+from recon.limits import PROTOCOL_VERSION
 from recon.responder import respond
 from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
@@ -50,7 +50,8 @@ class Published(NamedTuple):
     def absent(self) -> wire.Item:
         """Word that the entry is known and cannot be served."""
         (order, digest), *_ = self.elements
-        return wire.Item(absent=wire.Item.Absent(reason=wire.LOST), order=order, id=digest)
+        absent = wire.Item.Absent(reason=wire.LOST, hints=self.hints)
+        return wire.Item(absent=absent, order=order, id=digest)
 
     @property
     def elements(self) -> list[Element]:
@@ -80,7 +81,6 @@ HELD = (
 LOST = _published(5, 10, b"\x09")
 NEW = _published(6, 10, b"\x06")
 UNKNOWN = _published(7, 10)
-LONG = _published(9, 9_000)
 SYNC = Message("s1", "b", "alice", lamport_timestamp=8)
 POLICY = 0x01020304
 LATER_HINT = b"\x07"
@@ -100,29 +100,6 @@ def content() -> dict[str, Any]:
             }
             for name, request, response in (*_hand_shake(), *_fetches(), _push())
         ],
-    }
-
-
-def strangers() -> dict[str, Any]:
-    """A caller without credentials asks for an entry that is longer than its request earns.
-
-    Held beside the others: an entry of 9,000 bytes. 16 bytes are sent for each one received, and
-    4,096; the last 48 are kept for where to go on, and an item may have 16 bytes around it.
-    """
-    (order, digest), *_ = LONG.elements
-    bound = Bound(order, int.from_bytes(digest[:8], "big"))
-    request = _request(_fetch(RangeColumns.of(Range(bound, END))), in_full=True)
-    request.response_bytes_max = 0
-    allowed = 4_096 + 16 * request.ByteSize()
-    room = allowed - 48 - _response().ByteSize()
-    needed = allowed + LONG.served.ByteSize() + 16 - room
-    response = _response(
-        truncated=True, request_bytes_min=-(-(needed - 4_096) // 16), policy=POLICY
-    )
-    return {
-        "frame": LONG.pushed.entry.frame.hex(),
-        "request": request.SerializeToString().hex(),
-        "response": response.SerializeToString().hex(),
     }
 
 
@@ -171,7 +148,11 @@ def refused_items() -> dict[str, Any]:
                     [one.served, undecodable],
                     [two.served.id.hex()],
                 ),
-                ("content that is lost", [one.absent, two.served], [one.served.id.hex()]),
+                (
+                    "content that is lost, and the claim on it",
+                    [one.absent, two.served],
+                    [one.served.id.hex(), one.elements[1][1].hex()],
+                ),
             )
         ],
     }
@@ -196,65 +177,46 @@ def _hand_shake() -> list[Said]:
     other = Interest.make(channels=frozenset({"never named before"})).encode()
     unknown = SessionHeader(nonce, HEADER.responder_nonce, other).message()
     assert unknown.interest_hash == interest_hash(other)
-    expired = _response(status=wire.NONCE_EXPIRED, responder_nonce=HEADER.responder_nonce)
-    unknown_interest = _response(status=wire.UNKNOWN_INTEREST)
+    expired = _response(
+        status=wire.NONCE_EXPIRED, responder_nonce=HEADER.responder_nonce, policy=POLICY
+    )
+    hello = _response(interest=Interest.make(everything=True).encode())
+    hello.MergeFrom(expired)
+    unknown_interest = _response(status=wire.UNKNOWN_INTEREST, policy=POLICY)
     nameless = wire.Session(initiator_nonce=nonce, responder_nonce=HEADER.responder_nonce)
     return [
         (
             "another version",
-            wire.ReconRequest(version=1),
+            wire.ReconRequest(version=2),
             _response(status=wire.UNSUPPORTED_VERSION),
         ),
-        ("no session", wire.ReconRequest(version=PROTOCOL_VERSION), expired),
+        ("a hello", wire.ReconRequest(version=PROTOCOL_VERSION), hello),
         (
-            "first contact",
+            "a hello with valid nonces",
+            wire.ReconRequest(version=PROTOCOL_VERSION, session=nameless),
+            hello,
+        ),
+        (
+            "an interest in full, with a nonce that is not valid",
             wire.ReconRequest(
                 version=PROTOCOL_VERSION,
-                session=wire.Session(initiator_nonce=nonce, interest_bytes=interest),
+                session=wire.Session(
+                    initiator_nonce=nonce, responder_nonce=bytes(16), interest_bytes=interest
+                ),
             ),
             expired,
         ),
         (
-            "the interest by name: the first contact named it",
+            "the interest by name: the request before had it in full",
             _request(),
             _response(policy=POLICY),
-        ),
-        (
-            "a session without an interest",
-            wire.ReconRequest(version=PROTOCOL_VERSION, session=nameless),
-            unknown_interest,
         ),
         (
             "an interest by name that was never sent",
             wire.ReconRequest(version=PROTOCOL_VERSION, session=unknown),
             unknown_interest,
         ),
-        _renewal(),
     ]
-
-
-def _renewal() -> Said:
-    """Ranges under a nonce that is not valid: the answer is under another one, which it states."""
-    header = SessionHeader(HEADER.initiator_nonce, bytes([9]) * 16, INTEREST.encode())
-    everything = RangeColumns.of(Range(START, END))
-    mine = index_of(HELD[0].elements).view(header.key(), None, ALL_ORDERS)
-    hashes, counts = mine.summaries(mine.locate(everything))
-    asks = Asks(everything, np.array([False]), counts, hashes)
-    request = wire.ReconRequest(
-        version=PROTOCOL_VERSION,
-        session=header.message(in_full=True),
-        ranges=pack_asks(asks, 4, 8, PHASE_NONE),
-        response_bytes_max=4096,
-        renew=True,
-    )
-    response = respond(_view(), request)
-    response.policy = POLICY
-    response.responder_nonce = HEADER.responder_nonce
-    return (
-        "a first comparison without a valid nonce, to be answered under a new one",
-        request,
-        response,
-    )
 
 
 def _fetches() -> list[Said]:
@@ -265,9 +227,7 @@ def _fetches() -> list[Said]:
         for each in (one.elements[1], four.elements[2])
     )
     everything = RangeColumns.of(Range(START, END))
-    rest = [three.served, four.served, LOST.absent, LOST.claim(b"\x09", is_served=True)]
-    padded = _request(_fetch(everything))
-    padded.padding = bytes(64)
+    rest = [three.served, four.served, LOST.absent]
     cut = _response(
         items=[one.served, two.served],
         truncated=True,
@@ -276,14 +236,13 @@ def _fetches() -> list[Said]:
     )
     return [
         ("everything, in a small frame", _request(_fetch(everything), in_full=True), cut),
-        ("the same with padding, which changes nothing", padded, cut),
         (
-            "the rest: what is lost is named, and the claim on it is served",
+            "the rest: what is lost is named, with the claim on it",
             _request(_fetch(RangeColumns.of(Range(resume, END)))),
             _response(items=sorted(rest, key=_place), policy=POLICY),
         ),
         (
-            "two claims by their short ids",
+            "two claims by their short ids, without their entries",
             _request(_fetch(everything, short_ids)),
             _response(
                 items=[
@@ -308,6 +267,7 @@ def _push() -> Said:
             one.claim(LATER_HINT),
             four.pushed,
             NEW.pushed,
+            NEW.claim(b"\x0a"),
             UNKNOWN.claim(b"\x08"),
             wire.Item(entry=wire.Item.Entry(frame=encode(SYNC))),
             wire.Item(entry=wire.Item.Entry(frame=b"\xff")),
@@ -325,6 +285,7 @@ def _push() -> Said:
             wire.STORED,
             wire.DUPLICATE,
             wire.STORED,
+            wire.NO_ENTRY,
             wire.NO_ENTRY,
             wire.PUSH_REFUSED,
             wire.PUSH_REFUSED,

@@ -45,38 +45,50 @@ def news() -> dict[str, Any]:
         "initiator": {"before": BEFORE, "news": OURS},
         "exchanges": [
             # The first answer gives the mark; the later ones are as of it, although more has arrived.
-            _said("news, and a mark", first, PROVED, NOW, mark=NOW),
-            _said("news by their short ids", _about(named, since=PROVED), PROVED, LATER),
+            _said("news, and a mark", first, NOW, (PROVED, NOW), mark=NOW),
+            _said(
+                "news by their short ids",
+                _about(named, since=PROVED, up_to=NOW),
+                LATER,
+                (PROVED, NOW),
+            ),
             _said(
                 "news of a whole range",
                 _about(_fetch(), since=PROVED, up_to=NOW),
-                PROVED,
-                NOW,
+                LATER,
+                (PROVED, NOW),
             ),
             _said(
                 "empty news",
                 _request([], total=True, mark=True, since=mark_of(LATER)),
                 LATER,
-                LATER,
+                (LATER, LATER),
                 mark=LATER,
+            ),
+            _said(
+                "`since` newer than `up_to`: nothing",
+                _request([], total=True, since=mark_of(LATER), up_to=mark_of(NOW)),
+                LATER,
+                (LATER, LATER),
             ),
             _said(
                 "everything, and a mark",
                 _request([*BEFORE, *OURS], total=True, mark=True),
-                0,
                 NOW,
+                (0, NOW),
                 mark=NOW,
             ),
             _said(
                 "everything up to a mark",
                 _request([*BEFORE, *OURS], up_to=mark_of(NOW)),
-                0,
-                NOW,
+                LATER,
+                (0, NOW),
             ),
             _exchange(
                 "a mark that this responder did not give",
                 _request(OURS, total=True, mark=True, since=mark_of(7)),
                 wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_MARK),
+                LATER,
             ),
         ],
         "arithmetic": {
@@ -133,13 +145,18 @@ def _fetch(names: list[int] | None = None) -> wire.Fetch:
 
 
 def _said(
-    name: str, request: wire.ReconRequest, after: int, up_to: int, *, mark: int | None = None
+    name: str,
+    request: wire.ReconRequest,
+    arrived: int,
+    between: tuple[int, int],
+    *,
+    mark: int | None = None,
 ) -> dict[str, Any]:
-    """An exchange with the responder's elements between two moments; of a fetch the element numbers."""
-    view = _view(ARRIVED[after:up_to])
+    """An exchange when so many had arrived, about those between two moments; of a fetch the element numbers."""
+    view = _view(ARRIVED[slice(*between)])
     response = respond(view, request)
     response.mark = b"" if mark is None else mark_of(mark)
-    row = _exchange(name, request, response)
+    row = _exchange(name, request, response, arrived)
     if request.HasField("fetch"):
         universe = universe_of("many")
         found = resolve(view, read_fetch(request.fetch))
@@ -149,10 +166,12 @@ def _said(
 
 
 def _exchange(
-    name: str, request: wire.ReconRequest, response: wire.ReconResponse
+    name: str, request: wire.ReconRequest, response: wire.ReconResponse, arrived: int
 ) -> dict[str, Any]:
+    """`arrived`: how many elements had arrived at the responder when it answered."""
     return {
         "name": name,
+        "arrived": arrived,
         "request": request.SerializeToString().hex(),
         "response": response.SerializeToString().hex(),
     }

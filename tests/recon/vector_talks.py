@@ -12,13 +12,12 @@ from recon.codec import Asks, closing_request, pack_asks
 from recon.elements import END, START, Bound, Range, RangeColumns
 from recon.events import Have, Need
 from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
-from recon.hashing import idle_root
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PHASE_MAX, PHASE_NONE, PROTOCOL_VERSION
 from recon.responder import respond
 from recon.view import View
-from sdstore.wire.recon_pb2 import Fetch, ReconRequest, Session
-from tests.recon.vector_sets import HEADER, Side, elements_of, side, universe_of, view_of
+from sdstore.wire.recon_pb2 import Fetch, ReconRequest
+from tests.recon.vector_sets import HEADER, Side, side, universe_of, view_of
 from tests.support.recon_talk import Element, columns_of, set_of
 
 Talk = dict[str, Any]
@@ -211,17 +210,3 @@ def _needs(named: list[int]) -> list[Need]:
         Need(Range(START, first), None, 6),
         Need(Range(rest, END), short_ids, len(named)),
     ]
-
-
-def root() -> dict[str, Any]:
-    """The idle root of a set, and the request that asks about it."""
-    _, ids = columns_of(elements_of(FEW))
-    value = idle_root(len(ids), ids.view("<u8").sum(axis=0), POLICY)
-    session = Session(interest_bytes=HEADER.interest)
-    request = ReconRequest(version=PROTOCOL_VERSION, session=session, idle_root=value)
-    return {
-        "set": FEW,
-        "policy": POLICY,
-        "root": value.hex(),
-        "request": request.SerializeToString().hex(),
-    }

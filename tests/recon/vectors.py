@@ -21,11 +21,11 @@ from recon.codec import (
 )
 from recon.hashing import ElementHasher, short_ids_of, summary_hash
 from recon.session import Interest, interest_hash
-from tests.recon.vector_content import content, refused_items, strangers
+from tests.recon.vector_content import content, refused_items
 from tests.recon.vector_news import news
 from tests.recon.vector_refusals import refused_interests, refused_requests, refused_responses
 from tests.recon.vector_sets import HEADER, INTEREST, UNIVERSES, elements_of, side
-from tests.recon.vector_talks import fetches, root, talks
+from tests.recon.vector_talks import fetches, talks
 from tests.support.recon_talk import columns_of
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "vectors" / "recon.json"
@@ -142,9 +142,7 @@ def vectors() -> dict[str, Any]:
         "talks": said,
         "fetches": fetches(),
         "news": news(),
-        "idle_root": root(),
         "content": content(),
-        "strangers": strangers(),
         "refused_items": refused_items(),
         "refused_requests": refused_requests(),
         "refused_responses": {"to": said[0]["name"], "responses": refused_responses(said[0])},

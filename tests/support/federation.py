@@ -14,7 +14,6 @@ from app.callers import Caller
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
-from app.recon.budget import Allowance
 from app.recon.replica import NodeReplica
 from app.settings import Settings
 from recon.session import Interest
@@ -53,7 +52,7 @@ async def sync_with_peer(
     memory: Remembered | None = None,
     **options: Any,
 ) -> SyncReport:
-    """One session, as a node starts it. With `arrivals=None` as an older version did, without marks."""
+    """One session, as a node starts it. With `arrivals=None` as a replica that has no arrival order."""
     memory = memory or Remembered()
     report, memory.value = await session.sync_with_peer(
         local,
@@ -71,34 +70,21 @@ async def sync_with_peer(
 
 
 class InProcessPeer:
-    """A transport straight into another node; `mangle` can change its answers.
+    """A transport straight into another node; `mangle` can change its answers."""
 
-    For a stranger the length of the request bounds the answer.
-    """
-
-    def __init__(
-        self, node: Node, mangle: Mangle | None = None, *, is_stranger: bool = False
-    ) -> None:
+    def __init__(self, node: Node, mangle: Mangle | None = None) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
-        self.told_policy: int | None = None
         self.requests: list[ReconRequest] = []
         self._node = node
         self._mangle = mangle
-        self._is_stranger = is_stranger
-
-    async def interest(self) -> bytes:
-        """The node's interest."""
-        self.told_policy = self._node.recon.policy_for(CALLER, self._node.interests.state)
-        return self._node.interests.current.encode()
 
     async def recon(self, request: bytes) -> bytes:
         """One call."""
         self.bytes_up += len(request)
         parsed = ReconRequest.FromString(request)
         self.requests.append(parsed)
-        allowance = Allowance(self._node.limits, len(request) if self._is_stranger else None)
-        response = await self._node.recon.answer(request, CALLER, allowance)
+        response = await self._node.recon.answer(request, CALLER)
         if self._mangle:
             response = self._mangle(parsed, response)
         raw = response.SerializeToString()

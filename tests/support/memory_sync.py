@@ -13,7 +13,6 @@ from blake3 import blake3
 
 from recon.elements import U8, U64, Mask, bound_bytes
 from recon.fetch import read_fetch, resolve
-from recon.hashing import idle_root
 from recon.index import RangeIndex
 from recon.limits import PROTOCOL_VERSION
 from recon.marks import NEWS_MAX, Arrived, Moment, Numbers, is_mark_of, mark_of, numbers_of, view_of
@@ -26,7 +25,7 @@ from recon.session import (
     interest_hash,
 )
 from recon.view import View
-from sdstore.sync.replica import Element, Loaded, LostPage, Prepared, Stored, columns
+from sdstore.sync.replica import Element, LostPage, Prepared, Stored, columns
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 
@@ -151,20 +150,7 @@ class MemoryReplica:
         """See `Replica`."""
         return self._index.holds(orders, ids)
 
-    def root(
-        self, _interest: Interest, policy: int, added: U8 | None = None, removed: U8 | None = None
-    ) -> bytes | None:
-        """See `Replica`."""
-        _, ids = columns(self.held)
-        ids = ids if added is None else np.concatenate((ids, added))
-        sums = ids.view("<u8").sum(axis=0, dtype=np.uint64)
-        count = len(ids)
-        if removed is not None:
-            sums = sums - removed.view("<u8").sum(axis=0, dtype=np.uint64)
-            count -= len(removed)
-        return idle_root(count, sums, policy)
-
-    async def load(self, elements: Sequence[Element], _bytes_max: int) -> Loaded:
+    async def load(self, elements: Sequence[Element], _bytes_max: int) -> list[Item]:
         """See `Replica`; all of it fits."""
         items = []
         for each in elements:
@@ -175,15 +161,11 @@ class MemoryReplica:
             else:
                 item.entry.frame = raw
             items.append(item)
-        return Loaded(items, list(elements), len(elements))
+        return items
 
     def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
         """See `Replica`."""
         return blake3(entry_id + hint).digest()
-
-    async def claims_on(self, _entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
-        """See `Replica`."""
-        return {}
 
     async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
         """See `Replica`."""
@@ -229,7 +211,7 @@ class MemoryReplica:
 class MemoryPeer:
     """A `Transport` to a responder over a replica; `requests` are those it was sent.
 
-    `gives_marks`: whether it is of a version that knows marks. `asked` runs before each answer.
+    `asked` runs before each answer.
     """
 
     def __init__(
@@ -237,22 +219,15 @@ class MemoryPeer:
         replica: MemoryReplica,
         *,
         interest: Interest = EVERYTHING,
-        gives_marks: bool = True,
         asked: Callable[[ReconRequest], None] = lambda _: None,
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
-        self.told_policy: int | None = None
         self.requests: list[ReconRequest] = []
-        self.gives_marks = gives_marks
         self.own_interest = interest
         self.asked = asked
         self._replica = replica
         self._interests: dict[bytes, Interest] = {}
-
-    async def interest(self) -> bytes:
-        """Everything."""
-        return self.own_interest.encode()
 
     async def recon(self, request: bytes) -> bytes:
         """One call."""
@@ -266,39 +241,41 @@ class MemoryPeer:
     async def _answer(self, request: ReconRequest) -> ReconResponse:
         replica, session = self._replica, request.session
         await replica.catch_up()
+        refusal = ReconResponse(version=PROTOCOL_VERSION, policy=replica.policy)
         if session.interest_bytes:
             name = interest_hash(session.interest_bytes)
             self._interests[name] = decode_interest(session.interest_bytes)
         else:
             name = session.interest_hash
-        if request.idle_root:
-            return ReconResponse(same_root=replica.root(EVERYTHING, 0) == request.idle_root)
-        if session.responder_nonce != NONCE:
-            return ReconResponse(
-                version=PROTOCOL_VERSION, status=wire.NONCE_EXPIRED, responder_nonce=NONCE
-            )
+        if not name or session.responder_nonce != NONCE:
+            refusal.status, refusal.responder_nonce = wire.NONCE_EXPIRED, NONCE
+            if not name:
+                refusal.interest = self.own_interest.encode()
+            return refusal
         asked = self._interests.get(name)
         if asked is None:
-            return ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
+            refusal.status = wire.UNKNOWN_INTEREST
+            return refusal
         mutual = asked.intersect(self.own_interest)
         stored = await replica.commit(await replica.prepare(request.push))
         await replica.catch_up()
         key = derive_session_key(session.initiator_nonce, session.responder_nonce, name)
         view = replica.view(key, mutual)
-        if self.gives_marks and (request.since or request.up_to):
+        if request.since or request.up_to:
             bounded = await self._bounded(request, view, key, mutual)
             if bounded is None:
-                return ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_MARK)
+                refusal.status = wire.UNKNOWN_MARK
+                return refusal
             view = bounded
         response = ReconResponse(version=PROTOCOL_VERSION)
         if request.HasField("ranges") or request.total:
             response = respond(view, request)
-        if self.gives_marks and request.mark and mutual == asked:
+        if request.mark and mutual == asked:
             response.mark = replica.mark(mutual)
         found = resolve(view, read_fetch(request.fetch))
         rows = zip(found.orders.tolist(), found.ids, strict=True)
         loaded = await replica.load([Element(order, row.tobytes()) for order, row in rows], 0)
-        response.items.extend(loaded.items)
+        response.items.extend(loaded)
         if found.resume is not None:
             response.truncated, response.resume = True, bound_bytes(found.resume)
         response.push_outcomes.extend(each.outcome for each in stored)

@@ -10,7 +10,6 @@ from app.http.connection import READ_BYTES
 from app.limits import DEFAULT_LIMITS, MIB, limits_table
 from app.settings import Settings
 from sdstore.sync.memory import RETRIES_MAX, SET_ASIDE_MAX
-from sdstore.sync.moves import ORPHANS_MAX
 from sdstore.sync.news import PASSED_OVER_MAX
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -53,7 +52,6 @@ _ASIDE_ROWS = [
         "others, in one session: 40 MB; beyond it the session ends as partial",
     ),
     ("RETRIES_MAX", RETRIES_MAX, "elements", "tried again in one session: about one batch"),
-    ("ORPHANS_MAX", ORPHANS_MAX, "claims", "of one session, that wait for their entries: 16 MB"),
 ]
 _SETTINGS_HEAD = """# Settings
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import sdstore.sync.comparison as comparison_module
@@ -19,7 +18,6 @@ import sdstore.sync.memory as memory_module
 import sdstore.sync.moves as moves_module
 import sdstore.sync.news as news_module
 import sdstore.sync.session as session_module
-from recon.hashing import idle_root
 from recon.session import Interest, decode_interest
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -105,21 +103,7 @@ def test_empty_news_prove_an_idle_pair_equal_in_one_small_round_trip() -> None:
     up, down = peer.bytes_up, peer.bytes_down
     report, memory = synced(ours, peer, memory)
     assert (report.requests, report.proved, report.elements) == (1, True, 300)
-    assert not peer.requests[0].idle_root
     assert peer.bytes_up - up + peer.bytes_down - down <= 300
-
-
-def test_a_peer_without_marks_is_compared_as_before() -> None:
-    ours, theirs, peer, memory = proved_pair()
-    peer.gives_marks = False  # it was put back to an older version
-    theirs.add(content(7, "theirs"))
-    report, memory = synced(ours, peer, memory)
-    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-    assert ours.contents == theirs.contents
-    assert memory.baselines == ()
-    report, memory = synced(ours, peer, memory)
-    assert [bool(each.idle_root) for each in peer.requests] == [True]
-    assert report.outcome is SyncOutcome.IN_SYNC
 
 
 def test_a_pair_that_is_never_equal_at_one_moment_still_gets_marks() -> None:
@@ -376,7 +360,7 @@ def test_a_list_that_leaves_an_element_out_proves_no_news_equal() -> None:
     for raw in contents(5, 7, "theirs"):
         theirs.add(raw)
     ours.add(content(8, "ours"))
-    _, memory = synced(ours, peer, replace(memory, interest_read_at_s=0.0))
+    _, memory = synced(ours, peer, memory)
     report, _ = synced(ours, MemoryPeer(theirs), memory)
     assert report.proved
     assert ours.contents == theirs.contents
@@ -416,11 +400,10 @@ def test_another_interest_has_a_baseline_of_its_own() -> None:
 
 
 def test_a_peer_that_answers_less_than_was_asked_gives_no_mark() -> None:
-    """The interest that the initiator remembers is older than the peer's."""
+    """The interest that the initiator remembers is older than the peer's, and the policy is the same."""
     ours, theirs = MemoryReplica(contents(0, 50)), MemoryReplica(contents(0, 50))
     peer = MemoryPeer(theirs)
     _, memory = synced(ours, peer)
-    memory = replace(memory, interest_read_at_s=time.time())
     peer.own_interest = Interest.make(everything=True, lamport_to=-(1 << 63) + 100)
     ours.add(content(200, "beyond the peer's new window"))
     theirs.add(content(7, "theirs"))
@@ -467,31 +450,6 @@ def test_a_shorter_time_between_whole_sessions_is_obeyed(monkeypatch: pytest.Mon
         monkeypatch.setattr(memory_module.time, "time", lambda later=later: now + later)
         synced(ours, peer, memory, limits=limits)
         assert was_over_news(peer) is expected
-
-
-def test_what_a_peer_wants_is_read_again_once_it_is_too_old(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Telling(MemoryPeer):
-        reads_count = 0
-
-        async def interest(self) -> bytes:
-            self.reads_count += 1
-            return await super().interest()
-
-    monkeypatch.setattr(memory_module.time, "time", lambda: now_s)
-    now_s = 1_000_000.0
-    ours, peer = MemoryReplica(contents(0, 10)), Telling(MemoryReplica(contents(0, 10)))
-    _, memory = synced(ours, peer)
-    _, memory = synced(ours, peer, memory)  # the first did not know its policy
-    for wait_s, reads_count in (
-        (0, 0),
-        (DEFAULT_LIMITS.nonce_lifetime_s, 0),
-        (DEFAULT_LIMITS.nonce_lifetime_s + 1, 1),
-    ):
-        now_s, peer.reads_count = 1_000_000.0 + wait_s, 0
-        synced(ours, peer, memory)
-        assert peer.reads_count == reads_count, wait_s
 
 
 # --- the law, in random worlds -----------------------------------------------------------------------
@@ -583,7 +541,7 @@ class World:
         self.peer.arrivals_max = 0 if is_undisturbed else rng.choice([0, 2, self.busy_max])
         remembered = decode(self.memories[-1].interest)
         if is_undisturbed or remembered != self.peer.own_interest:
-            fresh = replace(self.memories[-1], interest_read_at_s=0.0)
+            fresh = replace(self.memories[-1], interest=None)
             self.memories.append(fresh)
         if self.rules_of_disputes != self.ours.policy:
             # New rules begin with a new process, which knows no disputes.
@@ -608,9 +566,9 @@ def _copied(replica: MemoryReplica) -> dict[str, object]:
     return copy.deepcopy(rest) | kept
 
 
-def decode(raw: bytes) -> Interest | None:
+def decode(raw: bytes | None) -> Interest | None:
     """The interest that a memory has; None if it has none."""
-    return decode_interest(raw) if raw else None
+    return None if raw is None else decode_interest(raw)
 
 
 class BreakingPeer(MemoryPeer):
@@ -684,12 +642,6 @@ def test_no_world_loses_what_a_mark_covers_in_many_worlds(
 )
 def test_worlds_that_failed_once_hold(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     run_world(WORLDS_SEED + number, 25, monkeypatch)
-
-
-def test_a_root_of_fewer_elements_than_a_memory_takes_off_matches_no_other() -> None:
-    sums = np.arange(4, dtype=np.uint64)
-    roots = {idle_root(count, sums) for count in (-6, -1, 0, 1, 6)}
-    assert len(roots) == 5
 
 
 def test_a_false_proof_lasts_until_everything_is_compared_again_within_a_day(

@@ -16,10 +16,10 @@ from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import ID_BYTES
 from recon.session import Interest
 from sdstore.sync.memory import RETRY_FACTOR, RETRY_S_MAX, RETRY_S_MIN, PeerMemory
-from sdstore.sync.replica import LostPage, Prepared, Stored
+from sdstore.sync.replica import Element, LostPage, Prepared, Stored
 from sdstore.sync.report import Progress, SyncCode, SyncError, SyncOutcome, SyncReport
 from sdstore.sync.session import LOST_FETCHED_MAX, sync_with_peer
-from sdstore.wire.recon_pb2 import OK, PUSH_REFUSED, Item, ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import PUSH_REFUSED, Item, ReconRequest, ReconResponse
 from tests.support.memory_sync import EVERYTHING, MemoryPeer, MemoryReplica, content, element_of
 
 CONTENTS = [content(n, "some text") for n in range(3_000)]
@@ -48,7 +48,7 @@ def test_two_sets_heal_and_each_item_is_read_once() -> None:
     assert seen[-1].in_sync_percent == 100.0
     peer.requests.clear()
     assert synced(ours, peer, memory)[0].outcome is SyncOutcome.IN_SYNC
-    assert [bool(each.idle_root) for each in peer.requests] == [True]
+    assert [each.total for each in peer.requests] == [True]
 
 
 def test_what_is_remembered_of_a_peer_survives_as_json() -> None:
@@ -67,7 +67,7 @@ def test_what_is_remembered_of_a_peer_survives_as_json() -> None:
     assert again.proof is not None
     peer.requests.clear()
     assert synced(ours, peer, again)[0].set_aside_count == 1
-    assert [bool(each.idle_root) for each in peer.requests] == [True]
+    assert [each.total for each in peer.requests] == [True]
 
 
 def test_a_refused_item_is_set_aside_and_the_others_arrive() -> None:
@@ -207,14 +207,6 @@ def test_a_peer_that_shows_no_difference_and_states_another_total_is_at_fault() 
     assert memory.proof is None
 
 
-def test_a_peer_whose_set_never_stops_growing_is_accused_of_nothing() -> None:
-    theirs = MemoryReplica(CONTENTS[20:80])
-    more = iter(CONTENTS[80:])
-    peer = MemoryPeer(theirs, gives_marks=False, asked=lambda _: theirs.add(next(more)))
-    report, _ = synced(MemoryReplica(CONTENTS[:60]), peer)
-    assert (report.outcome, report.detail, report.proved) == (SyncOutcome.IN_SYNC, "", False)
-
-
 class Withholding(MemoryPeer):
     """Names an element and never serves it."""
 
@@ -243,8 +235,7 @@ class Refusing(MemoryPeer):
         response = await super()._answer(request)
         if self.policy == 1:
             response.push_outcomes.extend([PUSH_REFUSED] * pushed)
-        if response.status == OK and not request.idle_root:
-            response.policy = self.policy
+        response.policy = self.policy
         return response
 
 
@@ -271,7 +262,7 @@ def test_what_a_clock_that_went_back_left_behind_is_old(monkeypatch: pytest.Monk
         monkeypatch.setattr(memory_module, "time", SimpleNamespace(time=lambda at_s=at_s: at_s))
         report, _ = synced(ours, peer, memory)
         assert (report.set_aside_count, report.entries_refused) == (1, is_old)
-        assert {bool(each.idle_root) for each in peer.requests} == {not is_old}
+        assert (len(peer.requests) > 1) is is_old
         peer.requests.clear()
 
 
@@ -359,11 +350,11 @@ def test_lost_content_that_a_peer_cannot_serve_is_asked_of_it_after_ever_longer_
 
 def test_the_report_of_a_session_that_ends_early_claims_nothing() -> None:
     class Unreachable(MemoryPeer):
-        async def interest(self) -> bytes:
+        async def recon(self, _: bytes) -> bytes:
             raise SyncError(SyncCode.PEER_UNREACHABLE, "no answer")
 
     report, _ = synced(MemoryReplica(CONTENTS[:10]), Unreachable(MemoryReplica()))
-    nothing = SyncReport(outcome=SyncOutcome.PEER_FAULT, code=SyncCode.PEER_UNREACHABLE)
+    nothing = SyncReport(outcome=SyncOutcome.PEER_FAULT, code=SyncCode.PEER_UNREACHABLE, requests=1)
     assert replace(report, detail="", seconds=0.0) == nothing
 
 
@@ -378,10 +369,31 @@ def test_the_progress_of_a_session_that_ends_early_shows_what_is_here() -> None:
 
 
 def test_only_hints_that_are_kept_count_as_received() -> None:
+    class WithHints(MemoryReplica):
+        """Serves four hints with each entry."""
+
+        async def load(self, elements: Sequence[Element], bytes_max: int) -> list[Item]:
+            items = await super().load(elements, bytes_max)
+            for item in items:
+                item.entry.hints.extend([b"0", b"1", b"2", b"3"])
+            return items
+
     class Hints(MemoryReplica):
+        """Cannot take two of them, and does not keep a third."""
+
         async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
             prepared = await super().prepare(items)
-            return [replace(each, claims=(bytes(32),), claims_dropped=3) for each in prepared]
+            return [
+                replace(each, claims=tuple(self.claim_id(item.id, hint) for hint in (b"2", b"3")))
+                for each, item in zip(prepared, items, strict=True)
+            ]
 
-    report, _ = synced(Hints(), MemoryPeer(MemoryReplica(CONTENTS[:10])))
+        async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
+            stored = await super().commit(prepared)
+            return [
+                each._replace(claims_dropped=each_prepared.claims[:1])
+                for each, each_prepared in zip(stored, prepared, strict=True)
+            ]
+
+    report, _ = synced(Hints(), MemoryPeer(WithHints(CONTENTS[:10])))
     assert (report.entries_received, report.claims_received, report.claims_refused) == (10, 10, 30)

@@ -14,7 +14,7 @@ import pytest
 
 import app.cli.filestore as filestore
 import app.recon.endpoint as recon_endpoint
-import sdstore.participant.backfill as client_backfill
+import sdstore.client.transport as client_transport
 import sdstore.sync.moves as moves
 from app.cli.files import ExistingMessages, FileFormat, format_of_name
 from app.node import Node
@@ -35,7 +35,7 @@ def backfilled(
     peer: InProcessPeer, file: Path, patch: pytest.MonkeyPatch
 ) -> asyncio.Task[SyncReport]:
     """The backfill of channel "c" from this peer."""
-    patch.setattr(client_backfill, "StoreTransport", lambda *_, **__: peer)
+    patch.setattr(client_transport, "HttpTransport", lambda *_, **__: peer)
     work = filestore.backfill_file("http://peer", "c", file, FileFormat.NDJSON, lambda _: None)
     return asyncio.create_task(work)
 

@@ -195,7 +195,7 @@ def test_a_name_that_changes_between_the_check_and_the_connection_leads_to_the_c
             async with open_http_transport(
                 url, DEFAULT_LIMITS, private_allowed=True, clients=clients
             ) as transport:
-                assert await transport.interest() == b"news"
+                assert await transport.recon(b"") == b"news"
             await clients.close()
         server.close()
 

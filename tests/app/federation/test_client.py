@@ -62,7 +62,7 @@ async def one_session(clients: PeerClients, url: str, *, private: bool = True) -
     async with open_http_transport(
         httpx.URL(url), DEFAULT_LIMITS, private_allowed=private, clients=clients
     ) as transport:
-        await transport.interest()
+        await transport.recon(b"")
 
 
 def test_sessions_with_a_peer_share_a_connection() -> None:
@@ -173,7 +173,7 @@ def test_a_connection_that_was_idle_for_too_long_is_not_used_by_a_session_that_g
         ):
             for pause_s in (0.0, 0.0, 0.5):
                 await asyncio.sleep(pause_s)
-                await transport.interest()
+                await transport.recon(b"")
                 accepted.append(peer.accepted)
         await clients.close()
         return accepted
@@ -191,7 +191,7 @@ def test_no_more_idle_connections_to_a_peer_are_kept_than_a_session_uses() -> No
                 private_allowed=True,
                 clients=clients,
             ) as transport:
-                await asyncio.gather(*(transport.interest() for _ in range(7)))
+                await asyncio.gather(*(transport.recon(b"") for _ in range(7)))
             assert peer.accepted == 7
             # The peer hears of the others' ends a moment later.
             for _ in range(500):
@@ -260,7 +260,7 @@ async def talk(script: Script, calls: int = 1, **options: Any) -> list[bytes | s
                 url, LIMITS, private_allowed=True, clients=clients, **options
             ) as transport:
                 try:
-                    results.append(await transport.interest())
+                    results.append(await transport.recon(b""))
                 except SyncError as error:
                     results.append(error.detail)
     finally:
@@ -358,11 +358,11 @@ def test_a_call_that_was_cancelled_leaves_no_answer_to_the_next_one() -> None:
         async with open_http_transport(
             url, LIMITS, private_allowed=True, clients=clients
         ) as transport:
-            call = asyncio.create_task(transport.interest())
+            call = asyncio.create_task(transport.recon(b""))
             await late.wait()
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-            answer = await transport.interest()
+            answer = await transport.recon(b"")
         await ended.wait()
         await clients.close()
         server.close()
@@ -376,7 +376,7 @@ def test_a_request_names_the_path_the_host_and_the_token() -> None:
     asyncio.run(talk(script, token="a-token"))
     first, *lines = script.requests[0].split(b"\r\n")
     lines = [line.lower() for line in lines]
-    assert first == b"GET /base/v1/recon/interests HTTP/1.1"
+    assert first == b"POST /base/v1/recon HTTP/1.1"
     assert b"authorization: bearer a-token" in lines
     assert [line for line in lines if line.startswith(b"host: 127.0.0.1:")]
 
@@ -420,7 +420,7 @@ def test_an_answer_that_trickles_in_ends_with_the_deadline_of_the_whole_call(
             url, LIMITS, private_allowed=True, clients=clients
         ) as transport:
             with pytest.raises(SyncError) as caught:
-                await transport.interest()
+                await transport.recon(b"")
         took_s = asyncio.get_running_loop().time() - began_s
         await clients.close()
         server.close()
@@ -457,7 +457,7 @@ def test_two_names_of_one_address_share_no_verified_connection(
                 clients=clients,
             ) as transport:
                 try:
-                    await transport.interest()
+                    await transport.recon(b"")
                     found.append("an answer")
                 except SyncError as error:
                     found.append(error.detail)

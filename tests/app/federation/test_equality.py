@@ -1,7 +1,4 @@
-"""Equal stores: proved under a session's key, then, with a peer that gives no marks, by root for a while.
-
-The tests of roots run sessions without marks. `test_news.py` has those with marks.
-"""
+"""Equal stores are proved so under a session's key."""
 
 from __future__ import annotations
 
@@ -12,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.operator import token_for
 from recon.codec import pack_counts, unpack_counts
 from recon.limits import SHORT_ID_BYTES
-from recon.session import Interest
 from sdstore.client import StoreClient
-from sdstore.sync.report import Progress, SegmentState, SyncOutcome, SyncReport
+from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
@@ -47,13 +42,6 @@ async def sync(one: Node, peer: InProcessPeer, memory: Remembered, **options: An
     )
 
 
-def kinds(peer: InProcessPeer) -> list[str]:
-    """Return and clear the requests of a session, call by call."""
-    asked = ["root" if each.idle_root else "session" for each in peer.requests]
-    peer.requests.clear()
-    return asked
-
-
 def with_two_equal_nodes(scenario: Callable[..., Any], folder: Path, **limits: int) -> None:
     async def around() -> None:
         bounds = replace(DEFAULT_LIMITS, **limits)
@@ -63,73 +51,16 @@ def with_two_equal_nodes(scenario: Callable[..., Any], folder: Path, **limits: i
             peer, memory = InProcessPeer(two), Remembered()
             report = await sync(one, peer, memory)
             assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-            kinds(peer)
+            peer.requests.clear()
             await scenario(one, two, peer, memory)
 
     run(around())
 
 
-def test_idle_peers_compare_roots_in_one_small_round_trip(tmp_path: Path) -> None:
-    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: Remembered) -> None:
-        seen: list[Progress] = []
-        before = (peer.bytes_up, peer.bytes_down)
-        report = await sync(one, peer, memory, changed=seen.append)
-        assert kinds(peer) == ["root"]
-        assert (report.outcome, report.proved, report.rounds) == (SyncOutcome.IN_SYNC, False, 1)
-        assert report.elements == len(MESSAGES)
-        assert seen[-1].segments == ((SegmentState.IN_SYNC, 1.0),)
-        assert peer.bytes_up - before[0] < 64
-        assert peer.bytes_down - before[1] < 8
-
-    with_two_equal_nodes(scenario, tmp_path)
-
-
-@pytest.mark.parametrize("side", ["here", "there"])
-def test_a_new_message_on_either_side_is_followed_by_a_session(tmp_path: Path, side: str) -> None:
-    async def scenario(one: Node, two: Node, peer: InProcessPeer, memory: Remembered) -> None:
-        await publish(one if side == "here" else two, [message(1_000)])
-        report = await sync(one, peer, memory)
-        asked = kinds(peer)
-        assert asked.count("root") == (side == "there")  # a root that changed here is not sent
-        assert "session" in asked
-        assert report.proved
-        assert await holdings(one) == await holdings(two)
-        assert (await sync(one, peer, memory)).rounds == 1
-        assert kinds(peer) == ["root"]
-
-    with_two_equal_nodes(scenario, tmp_path)
-
-
-def test_a_proof_is_renewed_after_its_lifetime_and_for_another_interest(tmp_path: Path) -> None:
-    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: Remembered) -> None:
-        some = Interest.make(channels=frozenset(["c1"]))
-        ours = local_of(one)
-        assert (await sync_with_peer(ours, peer, some, memory=memory, arrivals=None)).proved
-        assert "root" not in kinds(peer)
-        assert memory.value.proof is not None
-        aged = replace(memory.value.proof, at_s=time.time() - 10)
-        memory.value = replace(memory.value, proof=aged)
-        assert (await sync_with_peer(ours, peer, some, memory=memory, arrivals=None)).proved
-        assert kinds(peer)[0] == "session"
-
-    with_two_equal_nodes(scenario, tmp_path, recon_proof_lifetime_s=9)
-
-
 def test_a_dry_run_always_compares_under_a_key(tmp_path: Path) -> None:
     async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: Remembered) -> None:
         assert (await sync(one, peer, memory, dry_run=True)).proved
-        assert set(kinds(peer)) == {"session"}
-
-    with_two_equal_nodes(scenario, tmp_path)
-
-
-def test_a_peer_that_cannot_tell_its_root_gets_a_session(tmp_path: Path) -> None:
-    async def scenario(one: Node, two: Node, _: InProcessPeer, memory: Remembered) -> None:
-        def forgetful(request: ReconRequest, response: ReconResponse) -> ReconResponse:
-            return ReconResponse(status=3) if request.idle_root else response
-
-        report = await sync(one, InProcessPeer(two, forgetful), memory)
-        assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+        assert [each.HasField("ranges") for each in peer.requests] == [True]
 
     with_two_equal_nodes(scenario, tmp_path)
 
@@ -151,7 +82,6 @@ def test_a_peer_that_hides_an_element_of_a_range_we_lack_proves_nothing(tmp_path
             assert report.entries_received == len(MESSAGES) - 1
             peer = InProcessPeer(two)
             assert (await sync(one, peer, memory)).proved
-            assert "root" not in kinds(peer)
             assert await holdings(one) == await holdings(two)
 
     run(scenario())

@@ -19,6 +19,7 @@ from recon.elements import order_of_lamport
 from recon.limits import INTEREST_NAMES_MAX
 from recon.session import Interest, SessionKey
 from sdstore.sync.report import SyncCode, SyncError, SyncOutcome, SyncReport
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
     Remembered,
@@ -152,19 +153,23 @@ def test_a_change_in_mid_session_is_followed_by_that_session(
 
 
 class Brief(InProcessPeer):
-    """A peer that wants something else only while it is asked what it wants."""
+    """A peer that wants something else only while it is greeted."""
 
     def __init__(self, node: Node, briefly: Interest) -> None:
         super().__init__(node)
         self._briefly = briefly
+        self.is_last = False  # the greeting is the last call that it answers
 
-    async def interest(self) -> bytes:
+    async def recon(self, request: bytes) -> bytes:
+        if self.requests and self.is_last:
+            raise SyncError(SyncCode.PEER_UNREACHABLE, "it hung up")
+        if self.requests:
+            return await super().recon(request)
         before, interests = self._node.interests.current, self._node.interests
-        if len(self.requests) == 0:
-            await interests.set(self._briefly)
-        told = await super().interest()
+        await interests.set(self._briefly)
+        answer = await super().recon(request)
         await interests.set(before)
-        return told
+        return answer
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
@@ -177,11 +182,11 @@ def test_an_interest_that_went_away_and_came_back_is_noticed_at_the_next_answer(
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             memory = Remembered()
             assert (await sync(one, InProcessPeer(two), memory)).proved
-            memory.value = replace(memory.value, interest_read_at_s=0.0)  # ten minutes later
+            memory.value = replace(memory.value, responder_nonce=b"")  # as after a restart
             peer = Brief(two, channels("a"))
             if not is_answered:
-                # The session that read the interest got no answer; what it read is remembered.
-                peer.recon = _hangs_up  # type: ignore[method-assign]
+                # The session that read the interest got no other answer; what it read is remembered.
+                peer.is_last = True
                 assert (await sync(one, peer, memory)).outcome is not SyncOutcome.IN_SYNC
                 peer = InProcessPeer(two)  # type: ignore[assignment]
             await publish(one, [message(1, "a"), message(2, "b")])
@@ -196,15 +201,10 @@ def test_an_interest_that_went_away_and_came_back_is_noticed_at_the_next_answer(
     run(scenario())
 
 
-async def _hangs_up(_request: bytes) -> bytes:
-    raise SyncError(SyncCode.PEER_UNREACHABLE, "it hung up")
-
-
-class Stale(InProcessPeer):
-    """A peer that still claims to want everything."""
-
-    async def interest(self) -> bytes:
-        return EVERYTHING.encode()
+def claims_to_want_everything(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if response.HasField("interest"):
+        response.interest = EVERYTHING.encode()
+    return response
 
 
 def test_a_push_of_an_unwanted_channel_is_set_aside_and_a_publication_of_it_is_taken(
@@ -215,7 +215,8 @@ def test_a_push_of_an_unwanted_channel_is_set_aside_and_a_publication_of_it_is_t
             await two.interests.set(channels("a", lamport_from=5))
             hints = {"m3": (b"of an unwanted one",), "m7": (b"of a wanted one",)}
             await publish(one, [message(n, c) for n in (3, 7) for c in "ab"], hints)
-            report = await sync(one, Stale(two), Remembered())
+            peer = InProcessPeer(two, claims_to_want_everything)
+            report = await sync(one, peer, Remembered())
             assert report.outcome is SyncOutcome.IN_SYNC
             assert (report.entries_sent, report.entries_refused) == (1, 3)
             assert {key[:2] for key in await holdings(two)} == {("a", "m7")}
@@ -405,14 +406,11 @@ async def changing_world(seed: int, one: Node, two: Node, sessions: int = 10) ->
                 )
 
     class Restless(InProcessPeer):
-        async def interest(self) -> bytes:
-            told = await super().interest()
-            await happen()
-            return told
-
         async def recon(self, request: bytes) -> bytes:
             await happen()
-            return await super().recon(request)
+            answer = await super().recon(request)
+            await happen()
+            return answer
 
     memory = Remembered()
     for number in range(sessions):

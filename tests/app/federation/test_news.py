@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -130,7 +129,6 @@ def test_another_policy_or_interest_of_the_peer_ends_a_mark(tmp_path: Path) -> N
             settings: list[dict[str, object]] = [{}, {"channels": channels}]
             async with open_nodes(tmp_path, *settings) as (one, two):
                 await publish(one, [message(number, "a"), message(number, "b")])
-                memory.value = replace(memory.value, interest_read_at_s=0.0)
                 peer = InProcessPeer(two)
                 report = await sync(one, peer, memory)
                 assert report.outcome is SyncOutcome.IN_SYNC

@@ -219,39 +219,10 @@ def test_a_peer_that_is_busy_or_fails_is_not_called_a_liar(status: int, code: st
         answering = httpx.MockTransport(lambda _: httpx.Response(status, stream=body))
         async with httpx.AsyncClient(transport=answering, base_url="http://peer/") as client:
             with pytest.raises(SyncError) as caught:
-                await HttpTransport(HttpxCalls(client)).interest()
+                await HttpTransport(HttpxCalls(client)).recon(b"")
             return caught.value
 
     assert asyncio.run(refused()).code == code
-
-
-@pytest.mark.parametrize(
-    ("text", "policy"),
-    [
-        ("0", 0),
-        ("4294967295", 4_294_967_295),
-        ("4294967296", None),
-        ("-1", None),
-        ("1e3", None),
-        ("9" * 5_000, None),
-        ("", None),
-        (None, None),
-    ],
-)
-def test_the_policy_that_comes_with_an_interest_is_a_number_of_32_bits_or_ignored(
-    text: str | None, policy: int | None
-) -> None:
-    async def told() -> int | None:
-        headers = {} if text is None else {"sds-policy": text}
-        answering = httpx.MockTransport(
-            lambda _: httpx.Response(200, headers=headers, stream=httpx.ByteStream(b""))
-        )
-        async with httpx.AsyncClient(transport=answering, base_url="http://peer/") as client:
-            transport = HttpTransport(HttpxCalls(client))
-            await transport.interest()
-            return transport.told_policy
-
-    assert asyncio.run(told()) == policy
 
 
 def test_hints_beyond_the_most_are_said_to_their_publisher_and_a_pair_settles_on_the_same(

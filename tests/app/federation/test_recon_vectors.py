@@ -23,7 +23,7 @@ from sdstore.sync.received import names_in, read_items
 from sdstore.sync.report import SyncError
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import ReconResponse
-from tests.recon.vector_content import HELD, LONG, LOST, POLICY
+from tests.recon.vector_content import HELD, LOST, POLICY
 from tests.recon.vectors import HEADER, PATH
 from tests.support.federation import InProcessPeer, local_of, open_nodes, publish, run
 
@@ -56,22 +56,6 @@ def test_a_node_says_what_the_vectors_say(tmp_path: Path, monkeypatch: pytest.Mo
     assert run(scenario()) == expected
 
 
-def test_a_stranger_is_told_what_the_vectors_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, nonce = VECTORS["strangers"], HEADER.responder_nonce
-    monkeypatch.setattr(recon_endpoint, "nonce_is_fresh", lambda given, *_: given == nonce)
-    monkeypatch.setattr(interests, "policy_of", lambda *_: POLICY)
-
-    async def scenario() -> bytes:
-        async with open_nodes(tmp_path, {}) as (node,):
-            await publish(node, [each.message for each in (*HELD, LONG)])
-            peer = InProcessPeer(node, is_stranger=True)
-            return await peer.recon(bytes.fromhex(row["request"]))
-
-    assert run(scenario()) == bytes.fromhex(row["response"])
-
-
 async def taken(folder: Path, response: bytes) -> list[bytes]:
     """The elements of an answer that an empty initiator sets aside; raises for a fault."""
     view = RangeIndex().view(HEADER.key(), None, ALL_ORDERS)
@@ -82,7 +66,7 @@ async def taken(folder: Path, response: bytes) -> list[bytes]:
         items = ReconResponse.FromString(response).items
         replica = local_of(node)
         named = names_in(replica, items)
-        arrived = await read_items(replica, items, named.ids)
+        arrived = await read_items(replica, items, named)
     if not FetchQueue(view).accept(batch, *named.columns()).all():
         raise SyncError("peer_misbehaved", "not asked for")
     return [each.element_id for each in arrived.aside]

@@ -287,23 +287,6 @@ def test_content_lost_on_both_sides_is_asked_for_once_and_then_now_and_again(
     pair(tmp_path, scenario)
 
 
-def test_lost_content_comes_back_from_a_peer_whose_long_answers_have_to_be_earned(
-    tmp_path: Path,
-) -> None:
-    long = [message(n, content=bytes([n]) * 60_000) for n in range(8)]
-    ruined(tmp_path / "a", long, {"m1", "m4", "m6"})
-
-    async def scenario(one: Node, two: Node) -> None:
-        await publish(two, long)
-        await one.store.entries.by_digest([entry_digest(each) for each in long])
-        await found_lost(one, 3)
-        report = await sync(one, InProcessPeer(two, is_stranger=True), Remembered())
-        assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
-        assert (report.mended, report.lost_here) == (3, 0)
-
-    pair(tmp_path, scenario)
-
-
 def test_lost_content_that_a_peer_lacks_does_not_hide_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,25 +394,29 @@ def test_stores_with_different_claims_on_a_full_entry_are_found_equal_but_for_th
     pair(tmp_path, scenario, one=full, two=full)
 
 
-def test_claims_wait_for_their_entry_and_are_asked_for_when_it_has_come(tmp_path: Path) -> None:
+def test_claims_are_set_aside_with_an_absent_entry_and_come_when_it_does(tmp_path: Path) -> None:
     def serves_no_entry(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-        for item in list(response.items):
-            if item.HasField("entry"):
-                claim = Item.Claim(digest=item.id, hint=item.entry.hints[0])
-                item.absent.reason = recon_pb2.LOST
-                response.items.append(Item(claim=claim, order=item.order))
-        return in_sequence(response)
+        for item in response.items:
+            hints = list(item.entry.hints)
+            item.absent.reason = recon_pb2.LOST
+            item.absent.hints.extend(hints)
+        return response
 
     async def scenario(one: Node, two: Node) -> None:
-        await publish(two, [message(1)], {"m1": (b"a hint",)})
+        await publish(two, [message(1)], {"m1": (b"a hint", b"another")})
         await publish(one, [message(n) for n in range(2, 40)])
         memory = Remembered()
         first = await sync(one, InProcessPeer(two, serves_no_entry), memory)
-        assert first.outcome is SyncOutcome.IN_SYNC
+        assert (first.outcome, first.proved) == (SyncOutcome.IN_SYNC, True)
+        assert (codes(first), first.set_aside_count) == ({("here", "lost")}, 3)
+        # A late claim on it is set aside as well, without another word.
+        await publish(two, [message(1)], {"m1": (b"late",)})
+        late = await sync(one, InProcessPeer(two), memory)
+        assert (late.proved, late.set_aside_count) == (True, 4)
         await publish(one, [message(1)])
         again = await sync(one, InProcessPeer(two), memory)
         assert (again.outcome, again.proved) == (SyncOutcome.IN_SYNC, True)
-        assert (again.claims_received, again.set_aside_count) == (1, 0)
+        assert (again.claims_received, again.set_aside_count) == (3, 0)
         assert await holdings(one) == await holdings(two)
 
     pair(tmp_path, scenario)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from app.callers import Caller, Scope
+from app.callers import Scope
 from app.limits import DEFAULT_LIMITS
 from app.recon.index import VIEW_COST_MIN
 from app.tokens import TokenFile
@@ -19,7 +19,9 @@ from recon.elements import ALL_ORDERS, WHOLE, Bound, Range
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch
 from recon.index import RangeIndex
+from recon.initiator import hello_request
 from recon.limits import PROTOCOL_VERSION
+from recon.marks import MARK_BYTES_MAX
 from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import decode, encode
@@ -41,8 +43,7 @@ def ask(node: RunningNode, request: wire.ReconRequest) -> wire.ReconResponse:
 
 
 def hand_shake(node: RunningNode, interest: bytes = EVERYTHING) -> SessionHeader:
-    session = wire.Session(initiator_nonce=NONCE, interest_bytes=interest)
-    response = ask(node, wire.ReconRequest(version=PROTOCOL_VERSION, session=session))
+    response = ask(node, hello_request())
     assert response.status == wire.NONCE_EXPIRED
     return SessionHeader(NONCE, response.responder_nonce, interest)
 
@@ -111,7 +112,16 @@ def test_first_contact_brings_the_nonce_of_the_pair_and_a_forged_one_is_refused(
     assert hand_shake(node).responder_nonce == header.responder_nonce
     forged = SessionHeader(NONCE, os.urandom(16), EVERYTHING)
     assert ask(node, request_in(forged)).status == wire.NONCE_EXPIRED
+    named = request_in(header)
+    named.session.interest_hash = interest_hash(EVERYTHING)
+    assert ask(node, named).status == wire.OK  # the request before told the interest
     assert ask(node, request_in(header)).status == wire.OK
+    for field in ("since", "up_to"):
+        long = request_in(header, total=True, **{field: bytes(MARK_BYTES_MAX + 1)})
+        answer = node.http.post("/v1/recon", content=long.SerializeToString(), headers=PROTOBUF)
+        assert answer.json()["fault"] == "malformed"
+        forged_mark = request_in(header, total=True, **{field: bytes(MARK_BYTES_MAX)})
+        assert ask(node, forged_mark).status == wire.UNKNOWN_MARK
 
 
 @pytest.mark.parametrize("scopes", [None, [Scope.SYNC], [Scope.SYNC, Scope.PUBLISH]])
@@ -124,20 +134,36 @@ def test_an_interest_comes_with_the_policy_that_answers_have_under_it(
         headers["authorization"] = f"Bearer {secret}"
     with running_node(tmp_path) as node:
 
+        def said(request: wire.ReconRequest) -> wire.ReconResponse:
+            raw = request.SerializeToString()
+            answer = node.http.post("/v1/recon", content=raw, headers=headers)
+            return wire.ReconResponse.FromString(answer.content)
+
         def both() -> tuple[int, int]:
+            hello = said(hello_request())
             at = node.http.get(
                 "/v1/recon/interests", headers={**headers, "accept": PROTOBUF["content-type"]}
             )
-            session = wire.Session(initiator_nonce=NONCE, interest_bytes=at.content)
-            request = wire.ReconRequest(
-                version=PROTOCOL_VERSION, session=session, renew=True, total=True
-            )
-            answer = node.http.post(
-                "/v1/recon", content=request.SerializeToString(), headers=headers
-            )
-            response = wire.ReconResponse.FromString(answer.content)
+            assert hello.interest == at.content
+            policies = {hello.policy}
+            for nonce, since, status in (
+                (bytes(16), b"", wire.NONCE_EXPIRED),
+                (hello.responder_nonce, b"no mark", wire.UNKNOWN_MARK),
+            ):
+                header = SessionHeader(NONCE, nonce, hello.interest)
+                response = said(request_in(header, total=True, since=since))
+                assert response.status == status
+                policies.add(response.policy)
+            header = SessionHeader(NONCE, hello.responder_nonce, hello.interest)
+            unknown = request_in(header)
+            unknown.session.interest_hash = bytes(16)
+            response = said(unknown)
+            assert response.status == wire.UNKNOWN_INTEREST
+            policies.add(response.policy)
+            response = said(request_in(header, total=True))
             assert response.status == wire.OK
-            return int(at.headers["sds-policy"]), response.policy
+            [policy] = policies
+            return policy, response.policy
 
         policies = [both()]
         if scopes is None:
@@ -146,22 +172,6 @@ def test_an_interest_comes_with_the_policy_that_answers_have_under_it(
                 policies.append(both())
         assert all(of_interest == of_answer for of_interest, of_answer in policies)
         assert len(set(policies)) == (3 if scopes is None else 1)
-
-
-def test_a_request_that_renews_is_answered_under_the_nonce_that_it_is_given(
-    node: RunningNode,
-) -> None:
-    nonce = hand_shake(node).responder_nonce
-    for number in range(4):
-        assert node.publish(message(number)).status_code == 201
-    for used in (b"", os.urandom(16), nonce):
-        header = SessionHeader(NONCE, used, EVERYTHING)
-        response = ask(node, request_in(header, renew=True, total=True))
-        assert (response.status, response.responder_nonce) == (wire.OK, nonce)
-        # The total is the one of the key that the nonce gives.
-        settled = SessionHeader(NONCE, nonce, EVERYTHING)
-        assert response.total == ask(node, request_in(settled, total=True)).total
-    assert not ask(node, request_in(settled)).responder_nonce
 
 
 def test_a_nonce_outlives_a_restart(tmp_path: Path) -> None:
@@ -177,7 +187,9 @@ def test_an_interest_is_known_by_its_hash_after_it_was_sent_once(node: RunningNo
     header = hand_shake(node)
     by_hash = request_in(header)
     by_hash.session.interest_hash = interest_hash(EVERYTHING)
-    assert ask(node, by_hash).status == wire.OK  # the first contact named it
+    assert ask(node, by_hash).status == wire.UNKNOWN_INTEREST
+    assert ask(node, request_in(header)).status == wire.OK
+    assert ask(node, by_hash).status == wire.OK
     other = Interest.make(channels=frozenset({"c1"})).encode()
     by_hash.session.interest_hash = interest_hash(other)
     assert ask(node, by_hash).status == wire.UNKNOWN_INTEREST
@@ -233,6 +245,7 @@ def test_pushed_items_enter_by_the_door_and_have_outcomes_in_order(node: Running
     here, fresh, absent = (entry_digest(message(n)) for n in (1, 2, 3))
     entry, claim = wire.Item.Entry, wire.Item.Claim
     push = [
+        # Without its entry: that brings its claims itself.
         wire.Item(claim=claim(digest=fresh, hint=b"\x02")),
         wire.Item(entry=entry(frame=encode(message(1)))),
         wire.Item(entry=entry(frame=encode(message(2)), hints=[b"\x01"])),
@@ -242,14 +255,14 @@ def test_pushed_items_enter_by_the_door_and_have_outcomes_in_order(node: Running
     ]
     response = ask(node, request_in(hand_shake(node), push=push))
     assert list(response.push_outcomes) == [
-        wire.STORED,
+        wire.NO_ENTRY,
         wire.DUPLICATE,
         wire.STORED,
         wire.PUSH_REFUSED,
         wire.NO_ENTRY,
         wire.STORED,
     ]
-    for hint, found in (("01", "m2"), ("02", "m2"), ("04", "m1")):
+    for hint, found in (("01", "m2"), ("04", "m1")):
         page = node.http.get(f"/v1/hints/{hint}").json()["messages"]
         assert [m["message"]["message_id"] for m in page] == [found]
 
@@ -337,51 +350,17 @@ def test_fresh_session_keys_or_interests_in_a_loop_are_stopped_by_the_budget(
         assert 1 <= int(refused.headers["retry-after"]) <= 60
 
 
-@pytest.mark.parametrize("asks_for_root", [False, True])
-def test_long_requests_are_paid_for_where_no_view_is_built(
-    tmp_path: Path, asks_for_root: bool
-) -> None:
+def test_long_requests_are_paid_for_where_no_view_is_built(tmp_path: Path) -> None:
     limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=200_000)
-    names = frozenset(f"channel-{n:05}" for n in range(10_000))  # 160 kB
     with running_node(tmp_path, limits) as node:
-        interest = Interest.make(channels=names).encode() if asks_for_root else EVERYTHING
         request = request_in(hand_shake(node))
-        request.session.interest_bytes = interest
-        if asks_for_root:
-            request.idle_root = bytes(32)
-        else:
-            spans = [Range(Bound(n), Bound(n + 1)) for n in range(0, 30_000, 2)]
-            wanted = np.zeros((1, 6), np.uint8)
-            request.fetch.CopyFrom(pack_fetch([Need(each, wanted, 1) for each in spans]))
+        spans = [Range(Bound(n), Bound(n + 1)) for n in range(0, 30_000, 2)]
+        wanted = np.zeros((1, 6), np.uint8)
+        request.fetch.CopyFrom(pack_fetch([Need(each, wanted, 1) for each in spans]))
         raw = request.SerializeToString()
         assert len(raw) > 110_000
         codes = [node.http.post("/v1/recon", content=raw, headers=PROTOBUF) for _ in range(3)]
     assert [answer.status_code for answer in codes] == [200, 200, 429]
-
-
-class _Strangers:
-    def identify(self, _client_host: str, _headers: Mapping[bytes, bytes]) -> Caller:
-        return Caller("stranger", is_trusted=False)
-
-
-def test_a_stranger_gets_replies_in_proportion_to_requests(tmp_path: Path) -> None:
-    with running_node(tmp_path, authorizer=_Strangers()) as node:
-        for n in range(200):
-            node.publish(message(n, bytes(100)))
-        header = hand_shake(node)
-        queue = FetchQueue(empty_view(header))
-        queue.add(Need(WHOLE, None, 1_000))
-        request = request_in(header, fetch=pack_fetch(queue.next_batch(1_000)))
-        response = ask(node, request)
-        assert response.truncated
-        assert response.ByteSize() <= 16 * request.ByteSize() + 4_096
-        # Padding that compresses to nothing buys nothing.
-        padded = request.SerializeToString() + b"\x7a\x80\x80\x40" + bytes(2**20)
-        packed = zstandard.compress(padded)
-        headers = {**PROTOBUF, "content-encoding": "zstd", "accept-encoding": "identity"}
-        answer = node.http.post("/v1/recon", content=packed, headers=headers)
-        assert answer.status_code == 200
-        assert len(answer.content) <= 16 * len(packed) + 4_096
 
 
 def test_more_pushed_items_than_any_batch_has_are_refused_unread(node: RunningNode) -> None:
@@ -392,26 +371,6 @@ def test_more_pushed_items_than_any_batch_has_are_refused_unread(node: RunningNo
     request = request_in(header, push=[*push, wire.Item()])
     answer = node.http.post("/v1/recon", content=request.SerializeToString(), headers=PROTOBUF)
     assert (answer.status_code, answer.json()["fault"]) == (400, "too_many_items")
-
-
-def test_a_stranger_is_told_how_long_to_ask_for_what_is_longer_than_its_allowance(
-    tmp_path: Path,
-) -> None:
-    with running_node(tmp_path, authorizer=_Strangers()) as node:
-        node.publish(message(1, bytes(100_000)))
-        header = hand_shake(node)
-        request = request_in(header, fetch=pack_fetch([Need(WHOLE, None, 1)]))
-        refused = ask(node, request)
-        assert (refused.truncated, refused.resume, len(refused.items)) == (True, b"", 0)
-        assert 100_000 / 16 - 400 < refused.request_bytes_min < 100_000 / 16 + 400
-        request.padding = bytes(refused.request_bytes_min)
-        assert len(ask(node, request).items) == 1
-        packed = node.http.post(
-            "/v1/recon",
-            content=zstandard.compress(request.SerializeToString()),
-            headers={**PROTOBUF, "content-encoding": "zstd"},
-        )
-        assert not wire.ReconResponse.FromString(packed.content).items
 
 
 def test_the_interest_of_a_node_is_served_in_both_forms(tmp_path: Path) -> None:

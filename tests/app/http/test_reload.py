@@ -29,8 +29,10 @@ from app.reload import CHANGEABLE
 from app.settings import Settings
 from app.tokens import TokenFile, tokens_path
 from app.workers import Board, WorkerState
+from recon.initiator import hello_request
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
+from sdstore.wire.recon_pb2 import ReconResponse
 from tests.support.cli import cli, command
 from tests.support.server import AS_OPERATOR, running_node
 from tests.support.stores import PostgresStores
@@ -292,7 +294,10 @@ def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_p
                 return node.http.post("/v1/messages", content=frame, headers=sent).status_code
 
             def revision() -> object:
-                return node.http.get("/v1/recon/interests", headers=asks).headers["sds-policy"]
+                sent = {**asks, "content-type": "application/x-protobuf"}
+                raw = hello_request().SerializeToString()
+                answer = node.http.post("/v1/recon", content=raw, headers=sent)
+                return ReconResponse.FromString(answer.content).policy
 
             assert publish(1) == 201
             first = revision()
@@ -426,11 +431,16 @@ class EditedRules:
         )
         return str(answer.json()["policy_code"])
 
-    def revision(self) -> str:
-        answer = httpx.get(
-            f"{self.url}/v1/recon/interests", trust_env=False, auth=AS_OPERATOR, timeout=30
+    def revision(self) -> int:
+        answer = httpx.post(
+            f"{self.url}/v1/recon",
+            content=hello_request().SerializeToString(),
+            headers={"content-type": "application/x-protobuf"},
+            trust_env=False,
+            auth=AS_OPERATOR,
+            timeout=30,
         )
-        return answer.headers["sds-policy"]
+        return ReconResponse.FromString(answer.content).policy
 
 
 @pytest.fixture

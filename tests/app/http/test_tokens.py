@@ -18,13 +18,11 @@ import pytest
 
 from app.callers import Scope
 from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, TokenFile
-from recon.limits import PROTOCOL_VERSION
-from recon.session import Interest
+from recon.initiator import hello_request
 from sdstore.client import StoreClient, StoreError
 from sdstore.client.transport import HttpTransport
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
-from sdstore.wire import recon_pb2 as wire
 from tests.support.cli import cli
 from tests.support.routes import ROUTES, Route
 from tests.support.server import PROTOBUF, RunningNode, running_node
@@ -195,12 +193,8 @@ def test_the_metrics_say_when_tokens_expire(guarded: Guarded) -> None:
 
 
 def recon_call(guarded: Guarded, headers: dict[str, str]) -> httpx.Response:
-    """A call of a reconciliation session over everything, after its hand-shake."""
-    session = wire.Session(
-        initiator_nonce=bytes(16), interest_bytes=Interest.make(everything=True).encode()
-    )
-    request = wire.ReconRequest(version=PROTOCOL_VERSION, session=session, renew=True, total=True)
-    raw = request.SerializeToString()
+    """A call of a reconciliation session."""
+    raw = hello_request().SerializeToString()
     return guarded.node.http.post("/v1/recon", content=raw, headers={**PROTOBUF, **headers})
 
 
@@ -240,14 +234,14 @@ def test_a_sync_whose_token_is_revoked_while_it_runs_ends_with_the_reason(
     calls: list[bytes] = []
     recon = HttpTransport.recon
 
-    async def revoked_after_the_first_call(peer: HttpTransport, request: bytes) -> bytes:
+    async def revoked_after_the_first_answer(peer: HttpTransport, request: bytes) -> bytes:
         calls.append(request)
-        if len(calls) == 2:
+        if len(calls) == 3:
             guarded.file.revoke(token.token_id)
             await asyncio.sleep(HOLDS_AFTER_S)
         return await recon(peer, request)
 
-    monkeypatch.setattr(HttpTransport, "recon", revoked_after_the_first_call)
+    monkeypatch.setattr(HttpTransport, "recon", revoked_after_the_first_answer)
     with running_node(tmp_path) as node:
         # The node starts a session with a new peer at once.
         added = node.http.post("/v1/peers", json={"url": guarded.node.url, "token": text})
@@ -260,7 +254,8 @@ def test_a_sync_whose_token_is_revoked_while_it_runs_ends_with_the_reason(
             time.sleep(0.05)
         (peer,) = node.http.get("/v1/peers").json()["peers"]
     report = syncs[0]["report"]
-    assert (len(calls), report["requests"], report["entries_received"]) == (2, 2, 0)
+    # The first call is that of the node that learns of a peer.
+    assert (len(calls), report["requests"], report["entries_received"]) == (3, 2, 0)
     reason = "HTTP 401: the access token is not valid"
     assert (report["outcome"], report["code"], report["detail"]) == ("refused", "forbidden", reason)
     assert (peer["state"], peer["reason"]) == ("refused", reason)
