@@ -45,6 +45,12 @@ def test_two_messages_after_the_same_one_are_a_fork() -> None:
     assert (breach.message_id, breach.other_message_id) == ("a3", "a1")
 
 
+def test_the_message_beside_a_fork_is_the_first_that_it_does_not_see_of_whichever_indexer() -> None:
+    text = "a0, b0: a0, b1: b0, b2: b1, c0: b0, b3: b0 c0"
+    [breach] = ordered(text).breaches
+    assert (breach.sender_id, breach.message_id, breach.other_message_id) == ("b", "b3", "b1")
+
+
 def test_the_first_fork_of_each_indexer_is_named() -> None:
     text = "a0, a1, a2, b0, b1, " + ", ".join(f"a{i}" for i in range(3, 500))
     breaches = ordered(text).breaches
