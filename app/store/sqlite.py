@@ -234,7 +234,10 @@ class _Reader:
                 self.look()
             else:
                 self._ends_s = monotonic() + self._life_s_max
-                self.connection.execute("BEGIN")
+                # One statement is a transaction of its own. On a busy machine each further one waits twice for
+                # the interpreter.
+                if read is not _rows:
+                    self.connection.execute("BEGIN")
             return read(self, *arguments)
         except sqlite3.Error as error:
             _refuse(error)
