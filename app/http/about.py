@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from functools import partial
-from html import escape
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,7 +19,7 @@ from app.http.call import Reply
 from app.http.forms import Form
 from app.http.metrics import all_metrics, own_metrics
 from app.http.models import Alive, Info, Ready
-from app.http.openapi import TEXT, Document, documented, reply
+from app.http.openapi import TEXT, documented, reply
 from app.http.replies import json_only
 from app.http.routing import NodeRoute
 from app.node import Node
@@ -28,12 +29,6 @@ from sdstore.sds.digest import ENTRY_CONTEXT
 
 router = APIRouter(tags=["health"], route_class=NodeRoute)
 router = APIRouter(tags=["node"], route_class=NodeRoute)
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h3 code { font-size: 1.05rem; } dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; }
-dd { margin: 0; } section { border-top: 1px solid #8886; } :root { color-scheme: light dark; }
-"""
 
 
 @router.get("/livez", **documented({200: reply("The process answers", Alive)}))
@@ -116,45 +111,61 @@ async def openapi(call: Anybody, request: Request) -> Reply:
 
 
 @router.get("/docs", **documented({200: reply("A page", others={Form.HTML: TEXT})}))
-async def docs(call: Anybody, request: Request) -> Reply:  # noqa: ARG001
-    """This interface as a page to read."""
-    page = _docs_page(request.app.openapi())
-    return Reply(200, [(b"content-type", b"text/html; charset=utf-8")], page.encode())
+async def docs(call: Anybody) -> Reply:  # noqa: ARG001
+    """This interface as an interactive page (Swagger UI), with all its files from this node."""
+    return Reply(200, [*_DOCS_HEADERS, (b"content-type", b"text/html; charset=utf-8")], _PAGE)
 
 
-def _docs_page(document: Document) -> str:
-    """Every operation with its parameters, bodies and answers."""
-    title = f"{escape(document['info']['title'])} {escape(document['info']['version'])}"
-    operations = "".join(
-        _operation(method, path, operation)
-        for path, methods in document["paths"].items()
-        for method, operation in methods.items()
-    )
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
-        f'<h1>{title}</h1><p>For programs: <a href="openapi.json">openapi.json</a>. '
-        f"Errors are problem documents (RFC 9457) with a stable <code>code</code>.</p>{operations}"
-    )
+@router.get("/docs/{name:segment}", **documented({200: reply("A file of the page")}))
+async def docs_file(call: Anybody, name: str) -> Reply:  # noqa: ARG001
+    """A file of the interactive page."""
+    if name == _START_NAME:
+        content = _START
+    elif name in _DOCS_FILES:
+        content = await asyncio.to_thread(
+            (files("fastapi_swagger") / "resources" / name).read_bytes
+        )
+    else:
+        raise Problem(Code.NOT_FOUND, f"the page has no file {name[:64]!r}")
+    kind = _DOCS_FILES.get(name, b"text/javascript")
+    headers = [*_DOCS_HEADERS, (b"content-type", kind), (b"cache-control", b"max-age=3600")]
+    return Reply(200, headers, content)
 
 
-def _operation(method: str, path: str, operation: Document) -> str:
-    about = operation.get("description") or operation.get("summary", "")
-    parameters = [
-        (f"{p['name']} ({p['in']})", p.get("description", ""))
-        for p in operation.get("parameters", [])
-    ]
-    body = operation.get("requestBody", {}).get("content", {})
-    answers = [(status, a.get("description", "")) for status, a in operation["responses"].items()]
-    return (
-        f"<section><h3><code>{method.upper()} {escape(path)}</code></h3><p>{escape(about)}</p>"
-        f"{_list('Parameters', parameters)}{_list('Body', [(kind, '') for kind in body])}"
-        f"{_list('Answers', answers)}</section>"
-    )
-
-
-def _list(title: str, rows: list[tuple[str, str]]) -> str:
-    if not rows:
-        return ""
-    items = "".join(f"<dt><code>{escape(a)}</code><dd>{escape(b)}" for a, b in rows)
-    return f"<h4>{title}</h4><dl>{items}</dl>"
+_DOCS_FILES = {
+    "swagger-ui.css": b"text/css",
+    "swagger-ui-bundle.js": b"text/javascript",
+    "favicon-32x32.png": b"image/png",
+}
+_DOCS_HEADERS = [
+    # The page's own styles are inline; nothing else is, and nothing comes from elsewhere.
+    (
+        b"content-security-policy",
+        (
+            b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+            b"img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+        ),
+    ),
+    (b"x-content-type-options", b"nosniff"),
+]
+_PAGE = b"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>sdstore: HTTP interface</title>
+<link rel="icon" href="docs/favicon-32x32.png">
+<link rel="stylesheet" href="docs/swagger-ui.css">
+<div id="page"><a href="openapi.json">openapi.json</a></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+"""
+_START_NAME = "start.js"
+_START = b"""SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#page",
+  deepLinking: true,
+  displayRequestDuration: true,
+  filter: true,
+  validatorUrl: null,
+});
+"""

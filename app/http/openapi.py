@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from app.callers import Scope
 from app.http.admission import admission_of
 from app.http.forms import Form, TwoFormBody
 from app.http.models import ProblemJson
@@ -95,6 +96,9 @@ def describe(app: FastAPI, routes: Sequence[NodeRoute]) -> Document:
         admission = admission_of(route)
         operation["operationId"] = route.name  # generated clients name their methods by it
         operation["x-sdstore-scope"] = admission.scope.value
+        if admission.scope is not Scope.OPEN:
+            # On the node's own machine, and in channels that are open to strangers, no token is needed.
+            operation["security"] = [{}, {"token": []}]
         if admission.turns is not None:
             operation["x-sdstore-takes-turns"] = admission.turns.value
         _refuse_with_problems(operation)
@@ -110,6 +114,7 @@ def describe(app: FastAPI, routes: Sequence[NodeRoute]) -> Document:
         ref_template="#/components/schemas/{model}",
     )
     schemas |= named["$defs"]
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return document
 
 
