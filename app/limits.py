@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from sdstore.sync.limits import DEFAULT_LIMITS as SYNC
-from sdstore.sync.limits import SyncLimits
+from sdstore.sync.report import DEFAULT_LIMITS as SYNC
+from sdstore.sync.report import SyncLimits
 
 KIB = 1024
 MIB = 1024 * KIB

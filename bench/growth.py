@@ -38,9 +38,9 @@ from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
+from sdstore.sync.driver import sync_with_peer
 from sdstore.sync.memory import PeerMemory
 from sdstore.sync.report import SyncReport
-from sdstore.sync.session import sync_with_peer
 from sdstore.wire.recon_pb2 import ReconRequest
 
 SIZES = (10_000, 100_000, 1_000_000)

@@ -2,7 +2,7 @@
 
 `python -m bench.stampede [SCENARIO …] [--quick]`. The node is a process of its own, as `sdstore serve`
 runs it, with the default limits. The participants are asyncio tasks of this process; each runs the
-session driver (`sdstore.sync.session`) as a backfill does, over one connection from an address of its
+session driver (`sdstore.sync.driver`) as a backfill does, over one connection from an address of its
 own (127.0.x.y), and waits as the client library does when the node is busy. They share the columns of
 their channel, so that their own work takes as little as possible of the processor that they share with
 the node. Beside them an honest client reads a message 50 times a second. Results:
@@ -47,9 +47,11 @@ from sdstore.client.transport import sync_error
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import HistoryEntry, Message
-from sdstore.sync.replica import Element, LostPage, Prepared, Stored
+from sdstore.sync.comparison import Mode
+from sdstore.sync.driver import NOTHING_REMEMBERED, sync_with_peer
+from sdstore.sync.memory import Element
 from sdstore.sync.report import SyncReport
-from sdstore.sync.session import NOTHING_REMEMBERED, sync_with_peer
+from sdstore.sync.steps import LostPage, Prepared, Stored
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item
 
@@ -419,7 +421,7 @@ async def come_back(
             await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.0))
         returned.sessions += 1
         returned.report, memory = await sync_with_peer(
-            log, calls, interest, memory=memory, fetch_only=True
+            log, calls, interest, memory=memory, mode=Mode.FETCH
         )
     if not log.missing_ids:
         returned.whole_after_s = time.monotonic() - started_s

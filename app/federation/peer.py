@@ -216,7 +216,7 @@ class Peer:
     def wants_one_of(self, channels: Collection[str]) -> bool:
         """Whether the peer's interest, as last read, has one of the channels. True if it is not known."""
         raw = self.memory.interest
-        if raw != self._interest_read:
+        if raw is not None and raw != self._interest_read:
             self._interest_read = raw
             self._interest = None if raw is None else decode_interest(raw)
         return self._interest is None or any(map(self._interest.matches, channels))

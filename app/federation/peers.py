@@ -51,10 +51,10 @@ from app.supervisor import Supervisor, ended
 from recon.initiator import hello_request
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport
-from sdstore.sync.limits import SyncLimits
+from sdstore.sync.comparison import Mode
+from sdstore.sync.driver import sync_with_peer
 from sdstore.sync.memory import PeerMemory
-from sdstore.sync.report import Progress, SyncError, SyncReport
-from sdstore.sync.session import sync_with_peer
+from sdstore.sync.report import Progress, SyncError, SyncLimits, SyncReport
 
 WHOLE_JITTER = 0.25  # whole sessions with peers that were added together spread over six hours
 CONTACT_S_MAX = 3.0  # for the check that a new peer is not this node; the operator waits
@@ -376,7 +376,7 @@ class Peers:
                     limits=self._jittered(),
                     nonce_secret=replica.nonce_secret,
                     arrivals=replica,
-                    dry_run=dry_run,
+                    mode=Mode.COUNT if dry_run else Mode.MOVE,
                     changed=changed,
                 )
             return report

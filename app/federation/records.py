@@ -188,7 +188,6 @@ def _lasting(memory: PeerMemory) -> PeerMemory:
         responder_nonce=b"",
         interest=None,
         arrived_count=0,
-        proof=None,
         lost_after=0,
     )
 

@@ -42,7 +42,7 @@ from recon.session import (
     responder_nonce,
 )
 from recon.view import View
-from sdstore.sync.replica import Element
+from sdstore.sync.memory import Element
 from sdstore.wire import recon_pb2 as wire
 
 FETCH_CHUNK = 1_024

@@ -2,7 +2,7 @@
 
 An element is an entry or a published hint claim. An entry is sent with all its claims, so that a message
 and its hints are written once; a claim is sent alone if the other side has the entry. The initiating side
-uses the class as `sdstore.sync.replica.Replica`, and the responding side as well.
+uses the class as `sdstore.sync.driver.Replica`, and the responding side as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.digest import claim_id, entry_digest
-from sdstore.sync.replica import NOT_CONTENT, Element, LostPage, Prepared, Stored
+from sdstore.sync.memory import Element
+from sdstore.sync.steps import NOT_CONTENT, LostPage, Prepared, Stored
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item
 

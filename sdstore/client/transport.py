@@ -1,4 +1,4 @@
-"""Reconciliation over HTTP, for the driver of a session (`sdstore.sync.exchange.Transport`).
+"""Reconciliation over HTTP, for the driver of a session (`sdstore.sync.driver.Transport`).
 
 Bodies are opaque here. They are compressed if both sides support it (zstd, RFC 9659), because most
 bytes of frames are repeated bloom filters.

@@ -2,7 +2,7 @@
 
 The log and the store are compared by reconciliation (docs/recon-protocol.md), so the cost grows with
 the difference and not with the channel: long absences, holes and a lost last message are all the same.
-`LogReplica` is the log as the driver of a session sees it (`sdstore.sync.replica.Replica`).
+`LogReplica` is the log as the driver of a session sees it (`sdstore.sync.driver.Replica`).
 
 Fetched messages arrive in any order. They are staged in the log, durably, so an interrupted backfill
 continues where it stopped; `drain` then feeds them to the participant in log order.
@@ -42,12 +42,18 @@ from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.effects import Effect, Save
 from sdstore.sds.log import BackfillLog, Noted, Staged
 from sdstore.sds.model import Kind, Message, MessageError
-from sdstore.sync.exchange import Transport
-from sdstore.sync.limits import DEFAULT_LIMITS
-from sdstore.sync.memory import PeerMemory
-from sdstore.sync.replica import NOT_CONTENT, Element, LostPage, Prepared, Stored, columns
-from sdstore.sync.report import Counts, Progress, SyncCode, SyncOutcome, SyncReport
-from sdstore.sync.session import sync_with_peer
+from sdstore.sync.comparison import Mode
+from sdstore.sync.driver import Transport, sync_with_peer
+from sdstore.sync.memory import Element, PeerMemory, columns
+from sdstore.sync.report import (
+    DEFAULT_LIMITS,
+    Counts,
+    Progress,
+    SyncCode,
+    SyncOutcome,
+    SyncReport,
+)
+from sdstore.sync.steps import NOT_CONTENT, LostPage, Prepared, Stored
 from sdstore.wire.recon_pb2 import (
     DUPLICATE,
     LOST,
@@ -377,7 +383,7 @@ async def reconcile(
         transport,
         interest,
         memory=memories.of(channel_id),
-        fetch_only=not send,
+        mode=Mode.MOVE if send else Mode.FETCH,
         changed=on_progress or (lambda _: None),
     )
     memories.learn(channel_id, memory)

@@ -2,7 +2,7 @@
 
 A memory is a value: a session takes one and returns a new one. Each peer has its own, so a bad frame
 from one peer never blocks a good one from another. Times are seconds since the Unix epoch by this
-side's clock; if that clock goes back, later times count as old.
+side's clock, which the caller reads; if that clock goes back, later times count as old.
 
 One disputed element must not block the rest. An element that this side refuses, or cannot get from
 the peer, is added to the session's view. An element that the peer refuses, or that cannot be sent, is
@@ -12,21 +12,18 @@ and idle peers still agree. Other peers are not affected, and this peer is asked
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import blake3
 import numpy as np
 
-from recon.elements import U8, U64
-from recon.hashing import Total
+from recon.elements import U8, U64, Mask
 from recon.limits import ID_BYTES
 from recon.store import Columns
 from recon.view import View
-from sdstore.sync.replica import Replica, columns
 
 INTERESTS_MAX = 4  # whose set-aside elements are remembered; for others a session finds them again
 SET_ASIDE_MAX = 65_536  # elements a peer and interest: 25 MB; of more, only the number is kept
@@ -42,25 +39,38 @@ LOST_ASKED_MAX = (
 
 _ORDER_BYTES = 8
 
-TOO_MANY_HINTS = (
-    "too_many_hints"  # a claim on an entry that has as many as a store keeps, or a bad one
-)
+NO_ENTRY = "no_entry"  # a claim on an entry that the peer says it lacks
 REFUSED = "refused"  # by the peer, which gives no reason
+TOO_MANY_HINTS = "too_many_hints"  # of an entry: this side keeps no more of them
 LOST = "lost"
 RETIRED = "retired"
-_UNSERVED = {LOST, RETIRED}  # a mended peer can end these
+_UNSERVED = {LOST, RETIRED, NO_ENTRY}  # a mended peer, or an entry that arrives, can end these
 
 
-def _is_due(retry_at_s: float) -> bool:
+def _is_due(retry_at_s: float, now_s: float) -> bool:
     """Whether to try again. A time beyond the longest wait was set before the clock went back."""
-    return not 0 < retry_at_s - time.time() <= RETRY_S_MAX + 1
+    return not 0 < retry_at_s - now_s <= RETRY_S_MAX + 1
 
 
-def _retry_at_s(retries: int) -> float:
-    return time.time() + min(RETRY_S_MIN * RETRY_FACTOR ** min(retries, 10), RETRY_S_MAX)
+def _wait_s(retries: int) -> float:
+    return float(min(RETRY_S_MIN * RETRY_FACTOR ** min(retries, 10), RETRY_S_MAX))
 
 
 # --- values ------------------------------------------------------------------------------------
+
+
+class Element(NamedTuple):
+    """Order value and 32-byte ID."""
+
+    order: int
+    element_id: bytes
+
+
+def columns(elements: Iterable[tuple[int, bytes]]) -> tuple[U64, U8]:
+    """orders u64[n] and ids u8[n, 32]."""
+    rows = list(elements)
+    ids = np.frombuffer(b"".join(each for _, each in rows), np.uint8).reshape(-1, ID_BYTES)
+    return np.array([order for order, _ in rows], np.uint64), ids
 
 
 class LackedBy(StrEnum):
@@ -127,7 +137,7 @@ class Aside:
         return replace(self, elements=kept, beyond_count=0)
 
     def unserved_due(self) -> Aside:
-        """Make elements due now that the peer could not serve."""
+        """Make elements due now that the peer could not serve, and claims that waited for an entry."""
         elements = (replace(e, retry_at_s=0.0) if e.code in _UNSERVED else e for e in self.elements)
         return replace(self, elements=tuple(elements))
 
@@ -139,15 +149,6 @@ class Asked:
     entry_id: bytes
     times: int
     again_at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """Proof that both sides held equal sets of an interest, and its time."""
-
-    interest: bytes
-    elements_count: int
-    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +171,9 @@ class Baseline:
     elements_count: int
     whole_due_at_s: float
 
-    def is_due(self) -> bool:
+    def is_due(self, now_s: float) -> bool:
         """Whether everything must be compared. A time beyond a day was set before the clock went back."""
-        return not 0 < self.whole_due_at_s - time.time() <= WHOLE_S_MAX + 1
+        return not 0 < self.whole_due_at_s - now_s <= WHOLE_S_MAX + 1
 
 
 ELEMENT_BYTES = _ORDER_BYTES + ID_BYTES
@@ -202,18 +203,15 @@ def unpack_columns(raw: bytes | bytearray) -> tuple[U64, U8]:
 class PeerMemory:
     """Results of sessions with a peer that the next session uses.
 
-    `responder_nonce` and `interest` (None: unknown) save the hello while the peer accepts the nonce and its
-    `policy`, which its last answer had, is the one that came with the interest. `arrived_count` is
-    this side's number of arrivals at the start of the last session. `proof` is from the last time that
-    the peer's total equalled ours. `own_policy` is this side's. The search for lost entries to request from this peer resumes after `lost_after`. The newest of
-    `asides` and of `baselines` is the last.
+    `responder_nonce`, `interest` and `policy` are the peer's; while it accepts them, a session needs no hello. `arrived_count` is this side's number of arrivals at the start of the last
+    session, and `own_policy` the policy of this side. The search for lost entries to request from this
+    peer resumes after `lost_after`. The newest of `asides` and of `baselines` is the last.
     """
 
     responder_nonce: bytes = b""
     interest: bytes | None = None
     policy: int | None = None
     arrived_count: int = 0
-    proof: Proof | None = None
     lost_after: int = 0
     lost_asked: tuple[Asked, ...] = ()
     asides: tuple[Aside, ...] = ()
@@ -264,18 +262,18 @@ class PeerMemory:
         if self.own_policy is None:
             return replace(self, own_policy=policy)
         asides = tuple(each.without_refused_here() for each in self.asides)
-        return replace(self, own_policy=policy, asides=asides, proof=None, baselines=())
+        return replace(self, own_policy=policy, asides=asides, baselines=())
 
-    def lost_waiting(self) -> set[bytes]:
+    def lost_waiting(self, now_s: float) -> set[bytes]:
         """Entries with lost content that must not be requested from the peer yet."""
-        return {each.entry_id for each in self.lost_asked if not _is_due(each.again_at_s)}
+        return {each.entry_id for each in self.lost_asked if not _is_due(each.again_at_s, now_s)}
 
-    def asked_in_vain(self, lost_ids: Iterable[bytes]) -> PeerMemory:
+    def asked_in_vain(self, lost_ids: Iterable[bytes], now_s: float) -> PeerMemory:
         """Record lost entries that the peer did not serve."""
         asked = {each.entry_id: each for each in self.lost_asked}
         for lost_id in lost_ids:
             times = asked.pop(lost_id).times if lost_id in asked else 0
-            asked[lost_id] = Asked(lost_id, times + 1, _retry_at_s(times))
+            asked[lost_id] = Asked(lost_id, times + 1, now_s + _wait_s(times))
         return replace(self, lost_asked=tuple(asked.values())[-LOST_ASKED_MAX:])
 
     def document(self) -> dict[str, Any]:
@@ -286,13 +284,12 @@ class PeerMemory:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> PeerMemory:
         """The memory of a `document`."""
-        proof, interest = document["proof"], document["interest"]
+        interest = document["interest"]
         return cls(
             **{
                 **document,
                 "responder_nonce": bytes.fromhex(document["responder_nonce"]),
-                "interest": None if interest is None else bytes.fromhex(interest),
-                "proof": proof and Proof(**_with_bytes(proof, "interest")),
+                "interest": interest if interest is None else bytes.fromhex(interest),
                 "lost_asked": tuple(
                     Asked(**_with_bytes(each, "entry_id")) for each in document["lost_asked"]
                 ),
@@ -375,7 +372,7 @@ class SetAside:
         ranked = sorted(self._elements.values(), key=lambda each: bool(each.entry_id))
         return tuple(each.document() for each in ranked[:REPORTED_MAX])
 
-    def add(self, element: AsideElement) -> bool:
+    def add(self, element: AsideElement, now_s: float) -> bool:
         """Set an element aside; each failed retry makes the wait four times as long.
 
         False if there is no room: then it is only counted.
@@ -385,8 +382,7 @@ class SetAside:
             return False
         before = self._tried_again.pop(element.element_id, None)
         retries = before.retries + 1 if before else element.retries
-        retry_at_s = _retry_at_s(retries)
-        element = replace(element, retries=retries, retry_at_s=retry_at_s)
+        element = replace(element, retries=retries, retry_at_s=now_s + _wait_s(retries))
         self._elements[element.element_id] = element
         self._columns.clear()
         return True
@@ -404,37 +400,35 @@ class SetAside:
             self._elements = {key: e for key, e in self._elements.items() if key not in gone}
             self._columns.clear()
 
-    def forget_held(self, replica: Replica) -> None:
-        """Remove elements that arrived from elsewhere."""
-        here = self.columns(LackedBy.HERE)
-        if len(here):
-            held = replica.holds(here.orders, here.ids)
-            self.forget([row.tobytes() for row in here.ids[held]])
+    def forget_held(self, here: Columns, is_held: Mask) -> None:
+        """Remove elements that arrived from elsewhere, and the claims on them.
 
-    async def forget_mended(self, replica: Replica) -> None:
-        """Remove entries that could not be sent because their content was lost, and that are mended."""
-        lost = [
+        `here`: `columns(LackedBy.HERE)` of the moment when they were looked up; `is_held`: bool[n].
+        """
+        self.forget([row.tobytes() for row in here.ids[is_held]])
+
+    def unsent_ids(self) -> list[bytes]:
+        """Entries that could not be sent because their content was lost here."""
+        return [
             each.element_id
             for each in self._elements.values()
             if each.lacked_by is LackedBy.THERE and each.code == LOST
         ]
-        if lost:
-            self.forget(set(lost) - await replica.lost_among(lost))
 
-    def is_due(self) -> bool:
+    def is_due(self, now_s: float) -> bool:
         """Whether an element is due for a retry.
 
         If there are more than are remembered, a retry would fetch all the others again: they wait for
         the next session that compares everything.
         """
         return not self.beyond_count and any(
-            _is_due(each.retry_at_s) for each in self._elements.values()
+            _is_due(each.retry_at_s, now_s) for each in self._elements.values()
         )
 
-    def try_again(self) -> None:
+    def try_again(self, now_s: float) -> None:
         """Before everything is compared: remove a bounded number of due elements, so that they are moved."""
         self.beyond_count = 0
-        due = [each for each in self._elements.values() if _is_due(each.retry_at_s)]
+        due = [each for each in self._elements.values() if _is_due(each.retry_at_s, now_s)]
         before = self._elements
         self.forget([each.element_id for each in due[:RETRIES_MAX]])
         if len(self._tried_again) > SET_ASIDE_MAX:
@@ -454,7 +448,3 @@ class SetAside:
         if not self._elements:
             return base
         return base.apart(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))
-
-    def total(self, base: View) -> Total:
-        """The total of that view; the cost grows only with the set-aside elements."""
-        return base.total(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))

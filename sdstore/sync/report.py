@@ -1,7 +1,7 @@
-"""Results of a session: errors, outcomes, `Progress` and `SyncReport`.
+"""The bounds of a session that its caller sets, and its results: errors, outcomes, `Progress`, `SyncReport`.
 
 Both records are values: a session makes a new `Progress` for each change that it announces, and one
-`SyncReport` at its end.
+`SyncReport` at its end. Imports no numpy, because settings read this.
 """
 
 from __future__ import annotations
@@ -10,6 +10,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncLimits:
+    """Bounds of one session that can be configured. Fixed ones are beside the code that uses them."""
+
+    seconds_max: int = 3_600  # then the session ends as partial, and the next one continues
+    whole_s: float = (
+        86_400.0  # for so long (a day at most) a pair compares only news; then everything
+    )
+    answer_bytes_max: int = 1 << 20  # summaries and lists of one answer: 50 ms of the peer's time
+
+
+DEFAULT_LIMITS = SyncLimits()
 
 
 class SyncOutcome(StrEnum):

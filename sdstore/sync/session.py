@@ -1,634 +1,655 @@
-"""One session with one peer, as the initiator: make two sets equal over the mutual interest.
+"""One attempt to make two sets equal, as the initiator: a machine without I/O, clock or randomness.
 
-Theory of operation. This side has a `Replica` (a set of elements with content) and a `Transport` (a
-way to call the peer). The peer keeps nothing between calls, so all state of a session is here.
+Theory of operation. `Sync.poll` returns steps to carry out (`sdstore.sync.steps`), `Sync.done` takes their
+results in any order, and `Sync.deadline_s` says when to poll if no result comes. The peer keeps nothing
+between calls, so all state is here. `sdstore.sync.driver` carries the steps out; it is the only part of this
+package that waits for anything.
 
-1. Hello. `Session.run` gets the peer's interest and a nonce, and intersects the interest with this side's;
-   the `PeerMemory` of the last session saves the call.
-2. News. A pair that was proved equal has a `Baseline` with a mark of each side. The session then
-   compares only what arrived after the marks (`_compare_news`), so its cost does not depend on the
-   history. Everything else follows if a mark fails, if an element is due for a retry, and once a day.
-3. A pass (`sdstore.sync.comparison.Pass`). Two streams of requests run side by side.
-   `recon.initiator.Initiator` has a work list of ranges; each answer settles ranges or splits them, and
-   yields events: `Need` (lacked here), `Have` (lacked there), `NotThere`. `Moves` fetches and pushes
-   content in bounded batches as soon as enough of it is known. A received item is decoded once, checked
-   against the request, and committed to the replica (`sdstore.sync.received`).
-4. The proof. That ranges are equal is only the peer's claim. The peer also states the total of its set
-   under the session's key. This side never sends its own total. With marks, both totals are as of the
-   first exchange, and `sdstore.sync.news.Moved` shows that what the pass moved explains the whole
-   difference. If the peer acknowledged elements since, it must state a total that contains them, too
-   (`_keeps`). Without marks, the peer states its total again at the end. If the totals agree, the sets
-   are equal, and that is remembered for step 2. Otherwise something was dropped or a side grew, and
-   another pass under the same key finds it; there are at most four.
-5. Disputes. Elements that one side refuses or cannot serve are set aside (`memory.SetAside`) on both
-   sides of the comparison, so they cost nothing afterwards; they are retried after a while.
+1. Hello (`_meet`). The peer tells its interest, its policy and a nonce in one answer. The memory of the last
+   session saves this call. Both sides compare the mutual interest under a key from both nonces.
+2. A look (`_look`). A pair that was proved equal has a `Baseline` with a mark of each side, and compares only
+   what arrived after the marks, so the cost does not depend on the history. Everything is compared if a mark
+   fails, if an element is due for a retry, and once a day.
+3. A comparison (`sdstore.sync.comparison`), which finds what differs and has it moved beside
+   (`sdstore.sync.content`). Content that is lost here is fetched by name.
+4. The proof (`_judge`, `sdstore.sync.proof`). That ranges are equal is only the peer's claim. The peer also
+   states the total of its set under the session's key; this side never sends its own. What was moved must
+   explain the whole difference between the two totals.
+5. The confirmation (`_confirm`). That total is older than the peer's acknowledgements. So everything that was
+   pushed is compared once more, with what arrived at the peer since: here a pushed entry is checked.
+6. Disputes. Elements that one side refuses or cannot serve are set aside (`memory.SetAside`) on both sides of
+   the comparison, so they cost nothing afterwards; they are retried after a while.
 
-Whatever the peer does, the session ends within its budgets, with a `SyncReport`: every answered
-request makes progress or is the peer's fault, content is charged to the budget of `recon`, and the
-session has a time limit. A `SyncError` of the replica or the transport ends it too. Committed elements
-stay, and the memory that is returned with the report contains everything learned so far.
+An attempt that cannot come further although nobody is at fault ends with all that it learned, and `Done.again`
+asks for another one: an interest, a policy, a nonce or a mark changed, or the totals are not explained yet.
+`Course` is what the attempts of one session share. Whatever the peer does, an attempt ends within its budgets:
+every answered request makes progress or is the peer's fault, content is charged to the budget of `recon`, and
+the session has a time limit.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
 
-from recon.codec import closing_request, read_total
+import numpy as np
+
+from recon.elements import Mask
 from recon.errors import RemoteProtocolError
-from recon.events import RangeState, Stated
-from recon.initiator import Initiator
+from recon.initiator import Hello, hello_of, hello_request
 from recon.limits import NONCE_BYTES
-from recon.marks import view_of
+from recon.marks import Arrived, view_of
 from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
 from recon.view import View
-from sdstore.sync.comparison import Confirmation, Pass
-from sdstore.sync.exchange import (
-    Exchange,
-    InterestChangedError,
-    MarkUnknownError,
-    NonceExpiredError,
-    Transport,
+from sdstore.sync.comparison import (
+    AttemptOverError,
+    Comparison,
+    Mode,
+    Requests,
+    Why,
+    initiator_of,
+    refused,
 )
-from sdstore.sync.limits import DEFAULT_LIMITS, SyncLimits
+from sdstore.sync.content import NEVER_S, ClaimId, Content, Shared
 from sdstore.sync.memory import (
     SET_ASIDE_MAX,
     WHOLE_S_MAX,
     Baseline,
+    Element,
+    LackedBy,
     PeerMemory,
-    Proof,
     SetAside,
+    columns,
     pack_elements,
     unpack_elements,
 )
-from sdstore.sync.moves import Ledger, Moves
-from sdstore.sync.news import Moved, columns_of, news_of
-from sdstore.sync.replica import ArrivalOrder, Element, Replica, columns
+from sdstore.sync.proof import Ledger, brought_columns, columns_of, news_of
 from sdstore.sync.report import (
     Counts,
     Progress,
     SegmentState,
     SyncCode,
     SyncError,
+    SyncLimits,
     SyncOutcome,
     SyncReport,
     filled,
     misbehaved,
     outcome_of,
 )
+from sdstore.sync.steps import (
+    Call,
+    Do,
+    Done,
+    Failed,
+    FindLost,
+    Holds,
+    Look,
+    Looked,
+    LostPage,
+    Read,
+    Show,
+    Steps,
+    StillLost,
+    Store,
+)
+from sdstore.wire.recon_pb2 import ReconResponse
 
-INTEREST_CHANGES_MAX = 8  # that a session follows; it ends with the last of them
-RESTARTS_MAX = 3  # a nonce expires at most once in an honest session
-PASSES_MAX = 4  # of one attempt: the first, one more for what was dropped or grew, two to be sure
-CONFIRMATIONS_MAX = 2  # of one pass: a worker of the peer can see stored elements a moment later
-PASS_PAUSE_S = 0.2  # before the third, so that every worker of the peer sees the stored elements
-LOST_FETCHED_MAX = 256  # entries with lost content that a pass requests, about: one batch
-LOST_PAGES_MAX = 8  # of lost entries read to find those; later passes read on
+CONFIRMATIONS_MAX = 3  # of one attempt: one, and two if a claim was dropped or a process lags
+PAUSE_S = 0.2  # before a peer is asked again, so that all its processes see what they stored
+LOST_FETCHED_MAX = 256  # entries with lost content that an attempt requests, about: one batch
+LOST_PAGES_MAX = 8  # of lost entries read to find those; later attempts read on
+NONCES_UNUSED_MAX = 3  # the one that was remembered, and one of a peer that is started anew
+MARKS_FAILED_MAX = 2  # then a session ends without a proof
 PROGRESS_INTERVAL_S = 0.1
 NOTHING_SHARED = "nothing was compared: the interests of the two nodes have no channel in common"
 
-NOTHING_REMEMBERED = PeerMemory()
 
+@dataclass(slots=True, kw_only=True)
+class Course:
+    """What the attempts of one session share: its terms, and what it has come to.
 
-async def sync_with_peer(
-    replica: Replica,
-    transport: Transport,
-    interest: Interest,
-    *,
-    memory: PeerMemory = NOTHING_REMEMBERED,
-    limits: SyncLimits = DEFAULT_LIMITS,
-    nonce_secret: bytes | None = None,
-    arrivals: ArrivalOrder | None = None,
-    dry_run: bool = False,
-    fetch_only: bool = False,
-    current_interest: Callable[[], Interest] | None = None,
-    changed: Callable[[Progress], None] = lambda _: None,
-) -> tuple[SyncReport, PeerMemory]:
-    """Make a replica and a peer equal over the mutual part of `interest`.
-
-    Returns the report, and the memory for the next session with this peer. `changed` is called with the
-    progress while the session runs. A dry run finds the differences and moves nothing; `fetch_only`
-    sends nothing. `nonce_secret` is the key by which the caller's own responder recognises the nonces of its
-    sessions. `current_interest` returns the interest of the moment, where it
-    can change during the session: then the session goes on with the new one, as it does when the peer's
-    changes. With `arrivals`, the arrival order of the replica, later sessions compare only what is new; a
-    dry run and `fetch_only` compare everything. Never raises for faults of the peer: the report contains
-    them.
+    `claim_id` names claims, `draw` gives random bytes. `nonce_secret` is the key by which this side's own
+    responder recognises the nonces of its sessions. `marks_failed_count`: how many of the peer's marks failed
+    while everything was compared. Then more arrived there than it looks at after a mark, so the next attempt
+    goes on without (`with_marks`). `nonces_unused_count`: how many of its nonces expired without an answer.
     """
-    started_s = time.monotonic()
-    session = Session(replica, transport, interest, memory, limits, changed)
-    session.nonce_secret = nonce_secret or os.urandom(NONCE_BYTES)
-    session.fetches = not dry_run
-    session.sends = not (dry_run or fetch_only)
-    session.arrivals = arrivals if session.sends else None
-    session.current_interest = current_interest or (lambda: interest)
-    outcome, code, detail = await _judged(session, limits.seconds_max)
-    is_equal = outcome is SyncOutcome.IN_SYNC and not session.shares_nothing
-    session.show_progress(is_last=True, is_equal=is_equal)
-    report = SyncReport(
-        outcome=outcome,
-        code=code,
-        detail=detail,
-        elements=session.elements_count,
-        missing_here=session.missing_here,
-        missing_there=session.missing_there,
-        proved=session.proof is not None,
-        set_aside_count=len(session.aside) + session.aside.beyond_count,
-        set_aside=session.aside.reported(),
-        mended=session.mended_count,
-        lost_here=session.lost_count,
-        seconds=round(time.monotonic() - started_s, 3),
-        **session.counts,
-    )
-    return report, session.memory
 
-
-async def _judged(session: Session, seconds_max: float) -> tuple[SyncOutcome, str, str]:
-    """Run the session; returns outcome, code, detail."""
-    try:
-        async with asyncio.timeout(seconds_max):
-            await session.run()
-    except SyncError as error:
-        return error.outcome, error.code, error.detail
-    except RemoteProtocolError as error:
-        is_spent = error.code.startswith("budget")
-        code = SyncCode.BUDGET_SPENT if is_spent else SyncCode.PEER_MISBEHAVED
-        return outcome_of(code), code, str(error)
-    except TimeoutError:
-        return SyncOutcome.PARTIAL, SyncCode.BUDGET_SPENT, f"not complete after {seconds_max} s"
-    if not session.fetches and (session.missing_here or session.missing_there):
-        return SyncOutcome.DIFFERENT, "", ""
-    if session.unserved_count and len(session.agreed) > 1:
-        detail = f"an interest changed during the session; {session.unserved_count} offered elements were not served"
-        return SyncOutcome.PARTIAL, SyncCode.OVERLOADED, detail
-    if session.unserved_count:
-        detail = f"the peer offered {session.unserved_count} elements that it did not serve"
-        return SyncOutcome.PEER_FAULT, SyncCode.PEER_MISBEHAVED, detail
-    return (
-        SyncOutcome.IN_SYNC,
-        "",
-        NOTHING_SHARED if session.shares_nothing else session.ledger.said,
-    )
-
-
-class Session:
-    def __init__(
-        self,
-        replica: Replica,
-        transport: Transport,
-        interest: Interest,
-        memory: PeerMemory,
-        limits: SyncLimits,
-        changed: Callable[[Progress], None],
-    ) -> None:
-        self.replica = replica
-        self.limits = limits
-        self.nonce_secret = b""
-        self.fetches = True
-        self.sends = True
-        self.arrivals: ArrivalOrder | None = None
-        self.current_interest: Callable[[], Interest] = lambda: interest
-        # For the report.
-        self.counts = Counts()
-        self.missing_here = 0
-        self.missing_there = 0
-        self.shares_nothing = False
-        self.agreed: set[bytes] = set()  # mutual interests that were in force
-        self.elements_count = 0
-        self.mended_count = 0
-        self.lost_count = 0
-        self.proof: Proof | None = None
-        # Of the last pass.
-        self.found_count = 0
-        self.unserved_count = 0
-        self.stated: Stated | None = None
-        self.initiator: Initiator | None = None
-        # What the comparison starts from, and the baseline of the next session.
-        self._baseline: Baseline | None = None
-        self._made: Baseline | None = None
-        self._proved_before_count = 0  # elements that the baseline covers, which are not compared
-        self._is_policy_steady = True  # the peer's, in the last pass
-
-        self.exchange = Exchange(transport, self.counts)
-        self.ledger = Ledger()
-        self._interest = interest
-        self._agreed_policy: int | None = None  # of the peer, while the mutual interest is in force
-        self._memory = memory
-        self._mutual, self._mutual_bytes = Interest(), b""
-        self._tells_interest = False
-        self.aside = SetAside(memory.aside_over(b""))
-        self._changed = changed
-        self._segments: tuple[tuple[SegmentState, float], ...] = ()
-        self._shown_at_s = time.monotonic()
+    started_s: float
+    mode: Mode
+    limits: SyncLimits
+    claim_id: ClaimId
+    nonce_secret: bytes
+    draw: Callable[[int], bytes]
+    counts: Counts = field(default_factory=Counts)
+    ledger: Ledger = field(default_factory=Ledger)
+    mended_count: int = 0
+    with_marks: bool = True
+    marks_failed_count: int = 0
+    nonces_unused_count: int = 0
 
     @property
-    def memory(self) -> PeerMemory:
-        """The current memory of the peer."""
-        memory = self._memory.with_aside(self.aside.value())
-        if memory.policy is None:
-            # What the peer refused before an interruption, it refused under this policy.
-            memory = replace(memory, policy=self.exchange.policy)
-        return memory
+    def ends_at_s(self) -> float:
+        """The time limit of the session."""
+        return self.started_s + self.limits.seconds_max
 
-    # --- from the hand-shake to the proof --------------------------------------------------------
+    @property
+    def arrived_count(self) -> int:
+        """Elements that this side has received."""
+        return self.counts["entries_received"] + self.counts["claims_received"]
 
-    async def run(self) -> None:
-        """Greet and reconcile; begin again while a side changes what it wants."""
-        arrivals = self.arrivals
-        for changes_count in range(INTEREST_CHANGES_MAX + 1):
-            is_last = changes_count == INTEREST_CHANGES_MAX
-            self.exchange.has_changed = (lambda: False) if is_last else self._has_changed
-            self._interest, self._agreed_policy = self.current_interest(), self._memory.policy
-            try:
-                await self._run()
-            except InterestChangedError:
-                self._learn_policy_between()
-                self.arrivals, self.proof, self._baseline, self._made = arrivals, None, None, None
-                self.unserved_count = 0
-            else:
-                break
-        if (
-            self.shares_nothing
-        ):  # then no answer says whether the peer has changed its interest since
-            self._memory = replace(self._memory, interest=None)
 
-    def _has_changed(self) -> bool:
-        """Whether a side wants something else than it did when both agreed on the mutual interest."""
-        policy = self.exchange.policy
-        return (
-            policy not in (None, self._agreed_policy) or self.current_interest() != self._interest
+UNEXPLAINED = "the differences that were found do not explain the total that the peer states"
+_EARLY = (SyncOutcome.PARTIAL, SyncCode.OVERLOADED)
+
+
+class Ending(NamedTuple):
+    """How the attempt ends, once what came is stored. `awaits_answers`: and what is on its way."""
+
+    outcome: SyncOutcome
+    code: str = ""
+    detail: str = ""
+    again: bool = False
+    pause_s: float = 0.0
+    awaits_answers: bool = False
+
+
+class Sync:
+    """See the module. `interest`: what this side wants."""
+
+    def __init__(
+        self, memory: PeerMemory, interest: Interest, course: Course, now_s: float
+    ) -> None:
+        self._memory = memory
+        self._interest = interest
+        self._course = course
+        self._steps = Steps()
+        aside = SetAside(memory.aside_over(b""))
+        self._shared = Shared(
+            self._steps, course.counts, course.ledger, aside, course.claim_id, now_s
         )
+        # What both sides agreed on.
+        self._has_met = False
+        self._mutual = Interest()
+        self._header = SessionHeader(b"", b"", b"")
+        # What is compared: `_main` is the comparison to be proved, `_comparison` the one that runs.
+        self._baseline: Baseline | None = None
+        self._own_mark, self._arrived_count = b"", 0
+        self._lost: dict[bytes, Element] = {}
+        self._main: Comparison | None = None
+        self._comparison: Comparison | None = None
+        self._next: Callable[[Comparison], None] = self._judge
+        # What the peer acknowledged, until it is confirmed.
+        self._sent: dict[bytes, int] = {}
+        self._confirmations_count = 0
+        self._resume_at_s = NEVER_S
+        self._resume: Callable[[], None] = self._meet
+        # For the report.
+        self._arrived_before = course.arrived_count
+        self._lost_count = 0
+        self._proved_count: int | None = None
+        self._shown_at_s = now_s
+        self._ending: Ending | None = None
+        self._is_done = False
+        self._meet()
 
-    def _learn_policy_between(self) -> None:
-        """Keep what this session set aside, under the peer's policy of now; read its interest again."""
-        self._memory = self.memory
-        if self.exchange.policy is not None:
-            self._learn_policy(self.exchange.policy)
-        self.ledger.forget_answers()
-        self._memory = replace(self._memory, interest=None)
+    # --- the machine ---------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        """Greet and reconcile; repeat if the peer's nonce expires meanwhile."""
-        self._mutual = self._interest.intersect(await self._peer_interest())
-        self._mutual_bytes = self._mutual.encode()
-        self.agreed.add(self._mutual_bytes)
-        self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
-        before = self._memory.baseline_over(self._mutual_bytes)
-        self.ledger.kept_before = (
-            unpack_elements(before.counted_in).keys() if before else frozenset()
-        )
-        aside_name = self.aside.name
-        await self.aside.forget_mended(self.replica)
-        self.shares_nothing = self._mutual.is_empty
-        if self.shares_nothing:
+    def poll(self, now_s: float) -> list[Do]:
+        """The steps that can be taken now. None: wait for a result, or until `deadline_s`."""
+        self._shared.now_s = now_s
+        if not self._is_done:
+            self._guarded(self._advance)
+            self._end_if_stored()
+            if self._shared.now_s - self._shown_at_s >= PROGRESS_INTERVAL_S and not self._is_done:
+                self._show_progress()
+        return self._steps.hand_out()
+
+    def done(self, number: int, result: Any, now_s: float) -> None:
+        """Take the result of a step, or `Failed`. Raises LocalProtocolError if none is awaited."""
+        action, taker = self._steps.take(number)
+        self._shared.now_s = now_s
+        if self._is_done:
             return
-        if self.sends and not await self._has_due():
-            self._baseline = self._usable_baseline(aside_name)
-        for _ in range(RESTARTS_MAX):
-            try:
-                await self._attempt(self._header())
-            except NonceExpiredError as expired:
-                self._memory = replace(self._memory, responder_nonce=expired.responder_nonce)
-            else:
-                return
-        raise misbehaved("the peer's nonces expire faster than they are used")
+        if not isinstance(result, Failed):
+            self._guarded(partial(taker, result))
+            return
+        if isinstance(action, Read | Store) and self._content is not None:
+            self._content.inbox.failed(action)
+        self._fail(SyncError(result.code, result.detail))
 
-    async def _peer_interest(self) -> Interest:
-        """What the peer wants, by a hello if this side does not know it, or has no nonce."""
-        known = self._memory.interest
-        if known is not None and len(self._memory.responder_nonce) == NONCE_BYTES:
-            return decode_interest(known)
-        hello = await self.exchange.hello()
-        # An answer with another policy shows that the interest has changed meanwhile.
-        self._memory = replace(
-            self._memory.with_policy(hello.policy),
-            responder_nonce=hello.responder_nonce,
-            interest=hello.interest.encode(),
-        )
-        self._agreed_policy, self._tells_interest = hello.policy, True
-        return hello.interest
+    def interest_changed(self) -> None:
+        """This side wants something else by now: end the attempt."""
+        if self._ending is None:
+            self._end(Ending(*_EARLY, Why.INTEREST, again=True, awaits_answers=True))
 
-    def tells_interest(self) -> bool:
-        """Whether the next request must have the mutual interest in full; True once after a hello."""
-        tells, self._tells_interest = self._tells_interest, False
-        return tells
+    @property
+    def deadline_s(self) -> float:
+        """When to poll, if no result comes before."""
+        deadline_s = min(self._course.ends_at_s, self._resume_at_s)
+        return min(deadline_s, self._content.deadline_s) if self._content else deadline_s
 
-    async def _has_due(self) -> bool:
-        """Whether an element must be tried again, which takes a comparison of everything."""
-        due, after = await self._lost_due()
-        if due or self.aside.is_due():
-            return True
-        self._memory = replace(self._memory, lost_after=after)
-        return False
+    @property
+    def _content(self) -> Content | None:
+        return self._comparison.content if self._comparison else None
 
-    def _usable_baseline(self, aside_name: bytes) -> Baseline | None:
-        """The baseline of the mutual interest, if all that it rests on is unchanged on this side.
+    def _advance(self) -> None:
+        now_s = self._shared.now_s
+        if now_s >= self._course.ends_at_s:
+            detail = f"not complete after {self._course.limits.seconds_max} s"
+            self._finish(Ending(SyncOutcome.PARTIAL, SyncCode.BUDGET_SPENT, detail))
+            return
+        if now_s >= self._resume_at_s:
+            self._resume_at_s = NEVER_S
+            self._resume()
+        while (comparison := self._comparison) and not self._ending:
+            comparison.pump()
+            if not comparison.is_over:
+                break
+            self._comparison = None
+            self._next(comparison)
+        if self._ending and self._content:
+            self._content.pump(more_may_come=False)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except AttemptOverError as over:
+            self._end_early(over)
+        except SyncError as error:
+            self._fail(error)
+        except RemoteProtocolError as error:
+            is_spent = error.code.startswith("budget")
+            code = SyncCode.BUDGET_SPENT if is_spent else SyncCode.PEER_MISBEHAVED
+            self._fail(SyncError(code, str(error)))
+
+    # --- 1. hello ------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        memory = self._memory
+        is_known = memory.interest is not None and memory.policy is not None
+        if is_known and len(memory.responder_nonce) == NONCE_BYTES:
+            self._guarded(self._agree)
+            return
+        self._course.counts["requests"] += 1
+        self._course.counts["rounds"] += 1
+        self._steps.add(Call(hello_request()), self._met)
+
+    def _met(self, response: ReconResponse) -> None:
+        hello = hello_of(response)
+        if not isinstance(hello, Hello):
+            raise refused(hello)
+        if self._memory.policy != hello.policy:
+            self._course.ledger.forget_answers()
+        memory = self._memory.with_policy(hello.policy)
+        nonce, interest = hello.responder_nonce, hello.interest.encode()
+        self._memory = replace(memory, responder_nonce=nonce, interest=interest)
+        self._has_met = True
+        self._agree()
+
+    def _agree(self) -> None:
+        self._mutual = self._interest.intersect(decode_interest(self._memory.interest or b""))
+        mutual = self._mutual.encode()
+        self._shared.aside = SetAside(self._memory.aside_over(mutual))
+        if self._mutual.is_empty:
+            # No answer says when the peer changes it, so each session asks for it.
+            self._memory = replace(self._memory, interest=None)
+            self._end(Ending(SyncOutcome.IN_SYNC, detail=NOTHING_SHARED))
+            return
+        course = self._course
+        ours = initiator_nonce(course.nonce_secret, course.draw(NONCE_BYTES // 2))
+        self._header = SessionHeader(ours, self._memory.responder_nonce, mutual)
+        before = self._memory.baseline_over(mutual)
+        if before is not None:
+            course.ledger.kept_before = unpack_elements(before.counted_in).keys()
+        unsent_ids = self._shared.aside.unsent_ids()
+        if unsent_ids:
+            self._steps.add(StillLost(unsent_ids), partial(self._know_unsent, unsent_ids))
+        else:
+            self._find_lost(self._memory.lost_after, LOST_PAGES_MAX)
+
+    def _know_unsent(self, unsent_ids: list[bytes], still_lost: set[bytes]) -> None:
+        """Send entries again that were set aside because their content was lost here, and that are mended."""
+        self._shared.aside.forget(set(unsent_ids) - still_lost)
+        self._find_lost(self._memory.lost_after, LOST_PAGES_MAX)
+
+    # --- content that is lost here -------------------------------------------------------------
+
+    @property
+    def _fetches_lost(self) -> bool:
+        return self._baseline is None and self._course.mode is not Mode.COUNT
+
+    def _find_lost(self, after: int, pages_max: int) -> None:
+        """Find entries to request from this peer by name.
+
+        The search starts where the last one stopped and wraps around at the end. Only elements of the
+        mutual interest are requested: the peer must not learn even the names of others.
+        """
+        step = FindLost(self._mutual, after, LOST_FETCHED_MAX)
+        self._steps.add(step, partial(self._found_lost, after, pages_max))
+
+    def _found_lost(self, after: int, pages_max: int, page: LostPage) -> None:
+        self._lost_count = page.total
+        waiting = self._memory.lost_waiting(self._shared.now_s)
+        for each in page.elements:
+            if each.element_id not in waiting:
+                self._lost[each.element_id] = each
+        self._memory = replace(self._memory, lost_after=page.next)
+        has_wrapped = page.next == 0 and after == 0
+        if has_wrapped or pages_max == 1 or len(self._lost) >= LOST_FETCHED_MAX:
+            self._look()
+        else:
+            self._find_lost(page.next, pages_max - 1)
+
+    # --- 2. a look -----------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Read what is to be compared: the news since the baseline if everything it rests on is unchanged.
 
         What was set aside is not compared again, so a change there takes a comparison of everything.
         """
-        baseline = self._memory.baseline_over(self._mutual_bytes)
-        if self.arrivals is None or baseline is None or baseline.is_due():
-            return None
-        is_same = baseline.aside == aside_name == self.aside.name
-        return baseline if is_same else None
+        aside, now_s = self._shared.aside, self._shared.now_s
+        baseline = self._memory.baseline_over(self._header.interest)
+        if baseline is not None and not (
+            self._course.mode is not Mode.MOVE
+            or self._lost
+            or aside.is_due(now_s)
+            or baseline.is_due(now_s)
+            or baseline.aside != aside.name
+        ):
+            self._baseline = baseline
+            self._steps.add(self._looking(baseline), self._looked)
+        else:
+            self._look_at_everything()
 
-    def _header(self) -> SessionHeader:
-        ours = initiator_nonce(self.nonce_secret, os.urandom(NONCE_BYTES // 2))
-        return SessionHeader(ours, self._memory.responder_nonce, self._mutual_bytes)
-
-    async def _attempt(self, header: SessionHeader) -> None:
-        """Compare the news, or else everything, and remember what was proved."""
-        # The ledger contains the elements that an interrupted attempt found missing there.
-        self.missing_here = self._arrived_count
-        arrived_count = self.replica.arrived_count
-        is_news = await self._compare_news(header)
-        if not is_news:
-            await self._compare_all(header)
-        self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
-        self._memory = self._memory.with_baseline(self._mutual_bytes, self._made)
-        if not self._is_policy_steady:
-            raise SyncError(SyncCode.OVERLOADED, "the peer's policy keeps changing")
-        if self.proof is None and self._is_comparable and not self.found_count:
-            detail = "the peer claims that all ranges are equal, but its total differs"
-            raise misbehaved(detail)
-
-    async def _compare_news(self, header: SessionHeader) -> bool:
-        """Make what is new on both sides equal; False if everything must be compared.
-
-        A session that is aborted here keeps its baseline: what it moved is news on both sides.
-        """
-        if self._baseline is None:
-            return False
-        try:
-            compared = await self._pass(header, self._baseline)
-        except MarkUnknownError:
-            return False
-        if self._learn_policy(self.exchange.policy or 0) or self._made is None:
-            self._made = None
-            return False
-        self.proof = compared
-        return True
-
-    async def _compare_all(self, header: SessionHeader) -> None:
-        """Passes under one key until the sets are proved equal.
-
-        An honest pair needs one, and another if claims were dropped, or a side without marks grew.
-        """
+    def _look_at_everything(self) -> None:
         # Elements that are tried again are no longer set aside, so no baseline covers them.
         self._baseline = None
-        self._memory = self._memory.with_baseline(self._mutual_bytes, None)
-        self.aside.try_again()
-        for number in range(PASSES_MAX):
-            if number > 1:
-                await asyncio.sleep(PASS_PAUSE_S)
-            try:
-                compared = await self._pass(header)
-            except MarkUnknownError:
-                self.arrivals = None  # too much arrives meanwhile, or the peer's history changed
-                continue
-            self._is_policy_steady = not self._learn_policy(self.exchange.policy or 0)
-            if not self._is_policy_steady:
-                self.ledger.policy_changed = True
-                self.missing_here *= self.fetches  # a dry run finds these elements again
-                self._made = None
-                continue  # elements that the peer refused before are offered again
-            if self._made is None and self.aside.beyond_count:
-                detail = (
-                    f"{len(self.aside) + self.aside.beyond_count} elements need to be set aside"
-                )
-                raise SyncError(SyncCode.OVERLOADED, f"{detail}; {SET_ASIDE_MAX} are remembered")
-            if self._made is not None or (self.stated is not None and self.stated.agrees):
-                self.proof = compared
-            elif self._is_comparable:
-                self.proof = await self._compare_everything(header)
-            if self.proof is not None or not self._is_comparable:
-                break
+        if self._course.mode is Mode.MOVE:
+            self._memory = self._memory.with_baseline(self._header.interest, None)
+        self._shared.aside.try_again(self._shared.now_s)
+        self._steps.add(self._looking(None), self._looked)
 
-    def _learn_policy(self, policy: int) -> bool:
-        """Whether the peer's policy has changed; refused elements are then offered again."""
-        known = self._memory.policy
-        if known == policy:
-            return False
-        self._memory = self.memory.with_policy(policy)
-        if known is None:
-            return False
-        self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
-        return True
+    def _looking(self, baseline: Baseline | None) -> Look:
+        """Look up what was set aside, which may be here by now, and what the last session brought."""
+        here = self._shared.aside.columns(LackedBy.HERE)
+        brought = brought_columns(baseline, self._shared.aside)
+        since = baseline.own if baseline else b""
+        orders = np.concatenate((here.orders, brought[0]))
+        ids = np.concatenate((here.ids, brought[1]))
+        return Look(self._header.key(), self._mutual, since, orders, ids)
 
-    @property
-    def _is_comparable(self) -> bool:
-        """Whether both totals must be equal now: all differences found were moved, both ways."""
-        if self.sends or not self.fetches:
-            is_moved = self.sends or not (self.missing_here or self.missing_there)
-            return is_moved and not self.unserved_count
-        return False
-
-    async def _pass(self, header: SessionHeader, baseline: Baseline | None = None) -> Proof:
-        """Compare, and move the differences. Returns the proof to record if the sets were equal.
-
-        With a baseline, compare what arrived after it; then the proof says nothing without `_made`.
-        Raises MarkUnknownError if one of its marks fails.
-        """
-        view, own_mark = await self._view_since(header, baseline)
-        is_news = baseline is not None
-        compared = self._proof_of(view)
-        total = view.total()
-        self.stated, self.found_count = None, 0
-        self._proved_before_count = baseline.elements_count if baseline else 0
-        self.exchange.begin_pass(baseline.peer if baseline else b"", wants_mark=bool(own_mark))
-        recent = None if is_news else self.replica.arrived_count - self._memory.arrived_count
-        one_pass = Pass(self, header, view, recent)
-        self.initiator = one_pass.initiator
-        await one_pass.run()
-        if self.exchange.has_changed():  # what the peer stopped serving is no fault of it
-            raise InterestChangedError
-        if self.fetches and not is_news:
-            await self._fetch_lost(one_pass.moves)
-        self.unserved_count = one_pass.moves.unserved_count
-        moved, theirs, mark = one_pass.moves.moved, self.exchange.total, self.exchange.mark
-        is_settled = not self.unserved_count and not self.ledger.has_doubts
-        is_as_of_mark = theirs is not None and view.total() == total
-        if theirs and is_settled and is_as_of_mark and moved.accounts_for(view, theirs):
-            sent = moved.counted_in(self.aside)
-            if not sent or await self._keeps(header, mark, sent):
-                marks = (own_mark, mark)
-                self._made = await self._baseline_after(moved, marks, len(view), baseline)
-        if self._made is not None:
-            compared = replace(compared, elements_count=self._made.elements_count)
-        return compared
-
-    async def _keeps(self, header: SessionHeader, since: bytes, sent: dict[bytes, int]) -> bool:
-        """Whether the peer states a total that contains what it acknowledged in a pass.
-
-        The total of the pass is as of its mark `since`, before the acknowledgements. So what was sent is
-        compared with what arrived there after that mark: one round trip, if nobody else brought anything.
-        Elements that others brought are fetched, too.
-        """
-        compared = dict(sent)
-        for number in range(CONFIRMATIONS_MAX):
-            if number:
-                await asyncio.sleep(PASS_PAUSE_S)
-            self.exchange.begin_pass(since, wants_mark=True)
-            view = view_of(columns_of(compared), header.key())
-            confirming = Confirmation(self, header, view, None)
-            try:
-                await confirming.run()
-            except MarkUnknownError:
-                return False
-            if self.exchange.has_changed():
-                raise InterestChangedError
-            moved, theirs = confirming.moves.moved, self.exchange.total
-            self.unserved_count += confirming.moves.unserved_count
-            if theirs is None or not moved.accounts_for(view, theirs):
-                return False
-            if not moved.offered:
-                return True
-            compared |= moved.needed
-        return False
-
-    async def _view_since(
-        self, header: SessionHeader, baseline: Baseline | None
-    ) -> tuple[View, bytes]:
-        """What a pass compares, as of now, and this side's mark of that moment.
-
-        Raises MarkUnknownError if this side's mark in the baseline fails.
-        """
-        await self.replica.catch_up()
-        arrived = None
-        if baseline is not None and self.arrivals is not None:
-            arrived = await self.arrivals.arrived_since(baseline.own, self._mutual)
-            if arrived is None:
-                raise MarkUnknownError
-        # From here on nothing waits, so the mark is that of the view.
-        self.aside.forget_held(self.replica)
-        own_mark = self.arrivals.mark(self._mutual) if self.arrivals else b""
-        if baseline is None or arrived is None:
-            return self.aside.view(self.replica.view(header.key(), self._mutual)), own_mark
-        elements = news_of(baseline, arrived, self.replica, self.aside)
-        if elements is None:
-            raise MarkUnknownError
-        return view_of(elements, header.key()), own_mark
-
-    async def _baseline_after(
-        self, moved: Moved, marks: tuple[bytes, bytes], view_count: int, before: Baseline | None
-    ) -> Baseline | None:
-        """The next baseline, if this side holds all that the peer has up to its mark, or set it aside.
-
-        `marks`: this side's and the peer's.
-        """
-        # A claim that came alone is not in `held` if its entry came later and brought it.
-        unsure = moved.needed.keys() - moved.held
-        unsure_at = [(moved.needed[each], each) for each in unsure if each not in self.aside]
-        if unsure_at:
-            await self.replica.catch_up()
-            if not self.replica.holds(*columns(unsure_at)).all():
-                return None
-        elements_count = view_count + len(moved.needed) + moved.passed_over_count
-        if before is not None:
-            elements_count += before.elements_count - len(unpack_elements(before.counted_in))
-        whole_s = min(self.limits.whole_s, WHOLE_S_MAX)
-        return Baseline(
-            interest=self._mutual_bytes,
-            own=marks[0],
-            peer=marks[1],
-            counted_in=pack_elements(moved.counted_in(self.aside)),
-            counted_out=pack_elements(moved.counted_out(self.aside)),
-            aside=self.aside.name,
-            elements_count=elements_count,
-            whole_due_at_s=before.whole_due_at_s if before else time.time() + whole_s,
+    def _looked(self, looked: Looked) -> None:
+        aside, baseline = self._shared.aside, self._baseline
+        here = aside.columns(LackedBy.HERE)
+        name = aside.name
+        aside.forget_held(here, looked.held[: len(here)])
+        recent = None
+        match looked.found:
+            case View() as whole:
+                view = aside.view(whole)
+                recent = looked.arrived_count - self._memory.arrived_count
+            case Arrived() as arrived if (
+                baseline and aside.name == name and looked.held[len(here) :].all()
+            ):
+                view = view_of(news_of(baseline, arrived), self._header.key())
+            case _:
+                self._look_at_everything()  # nothing went out yet, so the attempt goes on
+                return
+        self._own_mark = looked.mark
+        self._arrived_count = looked.arrived_count
+        since = baseline.peer if baseline else b""
+        wants_mark = self._course.mode is Mode.MOVE and self._course.with_marks
+        main = self._compare(
+            view, self._course.mode, recent, since, self._judge, wants_mark=wants_mark
         )
+        if self._fetches_lost:
+            main.content.add_lost(list(self._lost.values()))
+        self._main = main
 
-    async def _compare_everything(self, header: SessionHeader) -> Proof | None:
-        """Request the peer's total under the session's key; None if it differs from ours.
+    # --- 3. a comparison -----------------------------------------------------------------------
 
-        A difference is not a fault, because either side may have grown: the next pass finds it.
-        """
-        await self.replica.catch_up()
-        self.aside.forget_held(self.replica)
-        own_mark = self.arrivals.mark(self._mutual) if self.arrivals else b""
-        view = self.replica.view(header.key(), self._mutual)
-        ours, proof = self.aside.total(view), self._proof_of(view)
-        self.exchange.begin_pass(b"", wants_mark=bool(own_mark))
-        theirs = read_total(await self.exchange.content_call(header, closing_request()))
-        if ours != theirs:
-            return None
-        if self.exchange.mark:
-            marks = (own_mark, self.exchange.mark)
-            self._made = await self._baseline_after(Moved(), marks, ours.count, None)
-        return proof
+    def _compare(
+        self,
+        view: View,
+        mode: Mode,
+        recent: int | None,
+        since: bytes,
+        following: Callable[[Comparison], None],
+        *,
+        wants_mark: bool,
+    ) -> Comparison:
+        shared, policy = self._shared, self._memory.policy or 0
+        requests = Requests(
+            self._steps, shared.counts, self._header, policy, since=since, wants_mark=wants_mark
+        )
+        initiator = initiator_of(
+            view,
+            self._header,
+            self._course.limits,
+            seed=int.from_bytes(self._course.draw(8), "big"),
+            recent=recent,
+            apart=shared.aside.columns(LackedBy.THERE).orders,
+            tells_interest=self._has_met,
+        )
+        self._has_met = False
+        self._comparison = Comparison(shared, requests, view, initiator, mode)
+        self._next = following
+        return self._comparison
 
-    def _proof_of(self, view: View) -> Proof:
-        """The proof to record if the peer equals this view, without what is set aside."""
-        return Proof(self._mutual_bytes, len(view), time.time())
+    # --- 4. the proof --------------------------------------------------------------------------
 
-    # --- content that is lost here ---------------------------------------------------------------
+    def _judge(self, comparison: Comparison) -> None:
+        """Every difference that was found has been moved or set aside. Is that all?"""
+        moved, requests = comparison.content.moved, comparison.requests
+        self._settle_lost(comparison.content)
+        self._memory = replace(self._memory, arrived_count=self._arrived_count)
+        comparison.content.check_served()
+        if requests.total is None:
+            self._judge_without_mark(comparison)
+        elif moved.is_overfull:
+            self._end_unproved("more was moved than a proof covers")
+        elif not moved.accounts_for(comparison.view, requests.total):
+            is_fault = not (comparison.missing_here or comparison.missing_there)
+            code = SyncCode.PEER_MISBEHAVED if is_fault else SyncCode.OVERLOADED
+            self._end_unproved(UNEXPLAINED, code)
+        elif self._baseline is not None and self._course.ledger.has_doubts:
+            self._end_unproved("the peer has dropped elements since the last session")
+        else:
+            self._sent = moved.counted_in(self._shared.aside)
+            if self._sent:
+                self._confirm(comparison)
+            else:
+                self._look_up_needed(comparison)
 
-    async def _lost_due(self) -> tuple[list[Element], int]:
-        """Entries with lost content to request from this peer now, and the place to resume the search.
-
-        The search starts where the last pass stopped and wraps around at the end. Only elements of the
-        mutual interest are requested: the peer must not learn even the names of others.
-        """
-        after = self._memory.lost_after
-        waiting = self._memory.lost_waiting()
-        is_from_start = after == 0
-        found: dict[bytes, Element] = {}
-        for _ in range(LOST_PAGES_MAX):
-            page = await self.replica.lost(self._mutual, after, LOST_FETCHED_MAX)
-            self.lost_count, after = page.total, page.next
-            due = (each for each in page.elements if each.element_id not in waiting)
-            found |= {each.element_id: each for each in due}
-            if len(found) >= LOST_FETCHED_MAX or (after == 0 and is_from_start):
-                break
-            is_from_start = is_from_start or after == 0
-        return list(found.values()), after
-
-    async def _fetch_lost(self, moves: Moves) -> None:
-        """Request lost content by name: equal sets do not show that content is lost here."""
-        lost, after = await self._lost_due()
-        if lost:
-            came = await moves.fetch_lost(lost)
-            in_vain = [each.element_id for each in lost if each.element_id not in came]
-            self._memory = self._memory.asked_in_vain(in_vain)
-            self.mended_count += len(came)
-            self.lost_count -= len(came)
-        self._memory = replace(self._memory, lost_after=after)
-
-    # --- progress --------------------------------------------------------------------------------
-
-    @property
-    def _arrived_count(self) -> int:
-        return self.counts["entries_received"] + self.counts["claims_received"]
-
-    def show_progress(self, *, is_last: bool = False, is_equal: bool = False) -> None:
-        """Announce the progress: after a tenth of a second, then ten times a second, and at the end."""
-        now_s = time.monotonic()
-        if not is_last and now_s - self._shown_at_s < PROGRESS_INTERVAL_S:
+    def _judge_without_mark(self, comparison: Comparison) -> None:
+        is_equal = comparison.stated is not None and comparison.stated.agrees
+        if self._course.mode is Mode.COUNT and (
+            comparison.missing_here or comparison.missing_there
+        ):
+            self._end(Ending(SyncOutcome.DIFFERENT))
             return
-        self._shown_at_s = now_s
-        if is_equal and self.proof is not None:
-            self.elements_count = self.proof.elements_count
-        elif self.initiator is not None:
-            measured = self.initiator.progress
-            total = sum(measured.elements.values())
-            # An aborted session did not compare the other elements, and those that the baseline covers
-            # count once the peer has accepted its own mark of them.
-            before = self._proved_before_count if self.exchange.mark else 0
-            self.elements_count = before + total - measured.elements[RangeState.SYNCING]
-            part = total / max(before + total, 1) if before else 1.0
-            bar = tuple(
-                (SegmentState[each.state.name], part * each.share) for each in measured.segments
-            )
-            bar = ((SegmentState.IN_SYNC, 1.0 - part), *bar) if before else bar
-            self._segments = tuple(filled(bar, self._arrived_count / max(before + total, 1)))
-            if is_last and self.proof is not None:
-                self.elements_count = self.proof.elements_count
         if is_equal:
-            self._segments = ((SegmentState.IN_SYNC, 1.0),)
-        in_sync = sum(share for state, share in self._segments if state is SegmentState.IN_SYNC)
-        self._changed(
-            Progress(in_sync_percent=100.0 * in_sync, segments=self._segments, **self.counts)
+            self._proved_count = len(comparison.view)
+        # What was moved without a mark, the next attempt proves with one.
+        again = not self._course.with_marks and self._course.marks_failed_count < MARKS_FAILED_MAX
+        self._course.with_marks = True
+        self._end(Ending(SyncOutcome.IN_SYNC, again=again))
+
+    def _end_unproved(self, detail: str, code: SyncCode = SyncCode.OVERLOADED) -> None:
+        """The next attempt compares everything; if there is none, the report says this."""
+        self._memory = self._memory.with_baseline(self._header.interest, None)
+        aside = self._shared.aside
+        if aside.beyond_count:
+            count = len(aside) + aside.beyond_count
+            detail = f"{count} elements need to be set aside; {SET_ASIDE_MAX} are remembered"
+            raise SyncError(SyncCode.OVERLOADED, detail)
+        self._end(Ending(outcome_of(code), code, detail, again=True, pause_s=PAUSE_S))
+
+    def _settle_lost(self, content: Content) -> None:
+        """Remember which lost entries this peer could not serve."""
+        asked_ids = self._lost.keys() if self._fetches_lost else set()
+        in_vain = (asked_ids | content.unsent_ids) - content.inbox.mended_ids
+        self._memory = self._memory.asked_in_vain(in_vain, self._shared.now_s)
+        self._course.mended_count += len(content.inbox.mended_ids)
+        self._lost_count -= len(content.inbox.mended_ids)
+
+    # --- 5. the confirmation -------------------------------------------------------------------
+
+    def _confirm(self, main: Comparison) -> None:
+        """Compare what was pushed with what arrived at the peer after its mark.
+
+        That takes one round trip, if nobody else brought anything; what others brought is fetched, too.
+        """
+        self._confirmations_count += 1
+        view, since = view_of(columns_of(self._sent), self._header.key()), main.requests.mark
+        following = partial(self._judge_confirmation, main)
+        self._compare(view, Mode.CONFIRM, None, since, following, wants_mark=True)
+
+    def _judge_confirmation(self, main: Comparison, comparison: Comparison) -> None:
+        moved, aside = comparison.content.moved, self._shared.aside
+        comparison.content.check_served()
+        total = comparison.requests.total
+        if total is None or not moved.accounts_for(comparison.view, total):
+            self._end_unproved(UNEXPLAINED)
+            return
+        # An entry is acknowledged without the claims inside it, so those that were dropped have been pushed
+        # alone meanwhile: each is refused now, and set aside, or confirmed like the others.
+        compared = self._sent | moved.needed
+        self._sent = {each: order for each, order in compared.items() if each not in aside}
+        if not moved.counted_in(aside):
+            self._look_up_needed(main)
+        elif self._confirmations_count == CONFIRMATIONS_MAX:
+            self._end_unproved("the peer does not show everything that it acknowledged")
+        elif comparison.lacks_acknowledged:
+            self._resume_at_s = self._shared.now_s + PAUSE_S
+            self._resume = partial(self._confirm, main)
+        else:
+            self._confirm(main)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def _look_up_needed(self, main: Comparison) -> None:
+        """This side must hold all that it lacked, or have set it aside."""
+        moved, aside = main.content.moved, self._shared.aside
+        unsure = moved.needed.keys() - moved.held
+        elements = columns((moved.needed[each], each) for each in unsure if each not in aside)
+        if len(elements[0]):
+            self._steps.add(Holds(*elements), partial(self._know_needed, main))
+        else:
+            self._prove(main)
+
+    def _know_needed(self, main: Comparison, held: Mask) -> None:
+        if held.all():
+            self._prove(main)
+        else:
+            self._end_unproved("claims came without their entries")
+
+    def _prove(self, main: Comparison) -> None:
+        moved, before = main.content.moved, self._baseline
+        count = len(main.view) + len(moved.needed) + moved.passed_over_count
+        if before is not None:
+            count += before.elements_count - len(unpack_elements(before.counted_in))
+        self._proved_count = count
+        if self._own_mark:
+            whole_s = min(self._course.limits.whole_s, WHOLE_S_MAX)
+            baseline = Baseline(
+                interest=self._header.interest,
+                own=self._own_mark,
+                peer=main.requests.mark,
+                counted_in=pack_elements(moved.counted_in(self._shared.aside)),
+                counted_out=pack_elements(moved.counted_out(self._shared.aside)),
+                aside=self._shared.aside.name,
+                elements_count=count,
+                whole_due_at_s=before.whole_due_at_s if before else self._shared.now_s + whole_s,
+            )
+            self._memory = self._memory.with_baseline(self._header.interest, baseline)
+        self._end(Ending(SyncOutcome.IN_SYNC, detail=self._course.ledger.said))
+
+    def _fail(self, error: SyncError) -> None:
+        """End the attempt and the session by a fault of either side."""
+        if self._ending is None or self._ending.again:
+            self._end(Ending(error.outcome, error.code, error.detail))
+
+    def _end_early(self, over: AttemptOverError) -> None:
+        """End the attempt so that the next one comes further."""
+        if self._ending is not None:
+            return
+        match over.why:
+            case Why.NONCE:
+                if self._main is None or not self._main.requests.is_answered:
+                    self._course.nonces_unused_count += 1
+                if self._course.nonces_unused_count >= NONCES_UNUSED_MAX:
+                    self._fail(misbehaved("the peer's nonces expire faster than they are used"))
+                    return
+                self._memory = replace(self._memory, responder_nonce=over.responder_nonce)
+            case Why.INTEREST:
+                self._memory = replace(self._memory, interest=None)
+            case Why.MARK:
+                if self._baseline is None:
+                    self._course.with_marks = False
+                    self._course.marks_failed_count += 1
+                self._memory = self._memory.with_baseline(self._header.interest, None)
+        self._end(Ending(*_EARLY, over.why, again=True, awaits_answers=True))
+
+    def _end(self, ending: Ending) -> None:
+        self._ending = ending
+        if self._content is not None:
+            self._content.end()
+
+    def _end_if_stored(self) -> None:
+        if self._ending is None or self._is_done:
+            return
+        if self._content is not None and self._content.inbox.is_storing:
+            return
+        if not (self._ending.awaits_answers and self._steps.awaits(Call)):
+            self._finish(self._ending)
+
+    def _finish(self, ending: Ending) -> None:
+        self._is_done = True
+        course, aside, main = self._course, self._shared.aside, self._main
+        is_equal = ending.outcome is SyncOutcome.IN_SYNC and not self._mutual.is_empty
+        measured_count = self._show_progress(is_equal=is_equal)
+        is_proved = self._proved_count is not None
+        report = SyncReport(
+            outcome=ending.outcome,
+            code=ending.code,
+            detail=ending.detail,
+            elements=measured_count if self._proved_count is None else self._proved_count,
+            missing_here=self._arrived_before + (main.missing_here if main else 0),
+            missing_there=course.ledger.offered_count,
+            proved=is_proved,
+            set_aside_count=len(aside) + aside.beyond_count,
+            set_aside=aside.reported(),
+            mended=course.mended_count,
+            lost_here=self._lost_count,
+            seconds=round(self._shared.now_s - course.started_s, 3),
+            **course.counts,
         )
+        memory = self._memory.with_aside(aside.value())
+        self._steps.add(Done(report, memory, ending.again, ending.pause_s))
+
+    # --- progress ------------------------------------------------------------------------------
+
+    def _show_progress(self, *, is_equal: bool = False) -> int:
+        """Announce the progress: after a tenth of a second, then ten times a second, and at the end.
+
+        Returns the number of elements that were compared or are covered by the baseline.
+        """
+        self._shown_at_s = self._shared.now_s
+        count, segments = 0, list[tuple[SegmentState, float]]()
+        if self._main is not None:
+            # What the baseline covers counts once the peer has accepted its own mark of it.
+            is_covered = self._baseline is not None and self._main.requests.mark
+            before = self._baseline.elements_count if self._baseline and is_covered else 0
+            count, bar, size = self._main.measured(before)
+            segments = filled(bar, self._course.arrived_count / max(size, 1))
+        if is_equal:
+            segments = [(SegmentState.IN_SYNC, 1.0)]
+        in_sync = sum(share for state, share in segments if state is SegmentState.IN_SYNC)
+        counts = self._course.counts
+        progress = Progress(in_sync_percent=100.0 * in_sync, segments=tuple(segments), **counts)
+        self._steps.add(Show(progress))
+        return count

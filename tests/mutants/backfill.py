@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.mutants.fault import Fault, Plant, after, nothing, returns
+from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
 
 _TESTS = ("tests/participant/test_backfill.py",)
 
@@ -73,8 +73,8 @@ FAULTS = [
     _fault("a store is not remembered", "Memories.learn", nothing),
     Fault(
         "backfill: the next request waits for the work on an answer",
-        "sdstore.sync.moves:Moves.__init__",
-        after(lambda _, moves, *__: setattr(moves, "_carry_more", lambda: None)),
+        "sdstore.sync.content:MOVES_IN_FLIGHT_MAX",
+        instead(1),
         (
             "tests/participant/test_backfill.py::test_the_next_request_leaves_before_an_answer_is_stored",
         ),

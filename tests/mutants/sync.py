@@ -1,19 +1,19 @@
-"""Faults planted in the driver of a session."""
+"""Faults planted in sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
 
 _SESSION = ("tests/sync/test_session.py",)
 _NEWS = ("tests/sync/test_news.py",)
-_RECEIVED = ("tests/sync/test_received.py",)
+_MACHINE = ("tests/sync/test_machine.py",)
+_CONTENT = ("tests/sync/test_content.py",)
 _INTERESTS = ("tests/app/federation/test_interests.py",)
 _NODES_NEWS = ("tests/app/federation/test_news.py",)
+_ACKNOWLEDGED = ("tests/app/federation/test_acknowledgements.py",)
 
 
 def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _SESSION) -> Fault:
@@ -29,88 +29,61 @@ def _awaited(change: Callable[..., Any]) -> Plant:
     return after(later)
 
 
-async def _proof_at_once(session: Any, header: Any) -> Any:
-    """Take our own set for the peer's."""
-    view = session.replica.view(header.key(), session._mutual)
-    return session._proof_of(session.aside.view(view))
+def _confirms_nothing(_: Any) -> Any:
+    """Believe every acknowledgement."""
+    return lambda sync, main: sync._look_up_needed(main)
 
 
-def _unlike_the_name(right: Any) -> Any:
+def _at_any_moment(right: Any) -> Any:
+    """Send requests without the marks that bound them."""
+
+    def ask(requests: Any, message: Any, taker: Any) -> None:
+        requests.release()
+        right(requests, message, taker)
+
+    return ask
+
+
+def _takes_any_entry(right: Any) -> Any:
     """Take each entry for the element that the peer says it is."""
 
-    async def wrong(replica: Any, items: Any, ids: Any) -> Any:
-        class Trusting:
-            async def prepare(self, items: Any) -> Any:
-                prepared = await replica.prepare(items)
-                return [
-                    replace(each, order=item.order, element_id=item.id)
-                    for item, each in zip(items, prepared, strict=True)
-                ]
+    def take(inbox: Any, named: Any, entry: Any, **others: Any) -> None:
+        entry.order, entry.element_id = named.element
+        right(inbox, named, entry, **others)
 
-        return await right(Trusting(), items, ids)
-
-    return wrong
+    return take
 
 
-def _twice(right: Any) -> Any:
-    """Read items once more."""
-
-    async def wrong(replica: Any, items: Any, ids: Any) -> Any:
-        await replica.prepare(items)
-        return await right(replica, items, ids)
-
-    return wrong
-
-
-def _swallowed(right: Any) -> Any:
-    """Go on when the replica cannot store."""
-
-    async def wrong(moves: Any, rows: Any) -> None:
-        with suppress(Exception):
-            await right(moves, rows)
-
-    return wrong
-
-
-async def _at_once(*_: Any) -> None:
-    """Wait for nothing."""
-
-
-async def _side_by_side(behind: Any) -> None:
-    """Leave the commit that runs to itself."""
-    behind._writing = None
-
-
-def _whatever_is_gone(right: Any) -> Any:
-    """Trust that everything the last session brought is still here."""
-
-    def wrong(baseline: Any, arrived: Any, replica: Any, aside: Any) -> Any:
-        class Everything:
-            def holds(self, orders: Any, ids: Any) -> Any:
-                return orders == orders
-
-        del replica
-        return right(baseline, arrived, Everything(), aside)
-
-    return wrong
-
-
-async def _nothing_mended(_aside: Any, _replica: Any) -> None:
-    pass
-
-
-def _without_up_to(_: Any, exchange: Any, message: Any) -> None:
-    del exchange
-    message.up_to = b""
+def _takes_any_number(_: Any) -> Any:
+    """Take results of steps that are not under way."""
+    return lambda steps, number: steps._under_way.pop(number, (None, lambda _: None))
 
 
 FAULTS = [
-    _fault("answers have no policy", "exchange:_WITH_POLICY", instead(frozenset()), _INTERESTS),
+    _fault(
+        "a new policy is not noticed",
+        "comparison:Requests.is_other_policy",
+        returns(False),
+        _NEWS + _INTERESTS,
+    ),
+    # The machine
+    _fault("any number has a result", "steps:Steps.take", _takes_any_number, _MACHINE),
+    _fault(
+        "an attempt ends before what came is stored",
+        "content:Inbox.is_storing",
+        instead(property(lambda _: False)),
+        _CONTENT,
+    ),
     # News
-    _fault("what was brought is compared again", "news:Moved.counted_out", returns({}), _NEWS),
-    _fault("what was sent is fetched again", "news:Moved.counted_in", returns({}), _NEWS),
-    _fault("any differences explain any totals", "news:Moved.accounts_for", returns(True), _NEWS),
-    _fault("what was brought is never gone", "news:news_of", _whatever_is_gone, _NEWS),
+    _fault("what was brought is compared again", "proof:Moved.counted_out", returns({}), _NEWS),
+    _fault("what was sent is fetched again", "proof:Moved.counted_in", returns({}), _NEWS),
+    _fault("any differences explain any totals", "proof:Moved.accounts_for", returns(True), _NEWS),
+    _fault(
+        "what was brought is never gone",
+        "proof:brought_columns",
+        lambda right: lambda _baseline, aside: right(None, aside),
+        _NEWS,
+    ),
     _fault("news are compared for ever", "memory:Baseline.is_due", returns(False), _NEWS),
     _fault(
         "a baseline outlives what it set aside",
@@ -119,10 +92,7 @@ FAULTS = [
         _NEWS,
     ),
     _fault(
-        "a session is not as of one moment",
-        "exchange:Exchange._add_marks",
-        after(_without_up_to),
-        _NODES_NEWS,
+        "a session is not as of one moment", "comparison:Requests.ask", _at_any_moment, _NODES_NEWS
     ),
     _fault(
         "a whole session keeps the old baseline",
@@ -161,59 +131,25 @@ FAULTS = [
     ),
     # The proof
     _fault(
-        "a set is proved equal whatever the peer states",
-        "session:Session._compare_everything",
-        instead(_proof_at_once),
+        "what a peer acknowledged is believed",
+        "session:Sync._confirm",
+        _confirms_nothing,
+        _ACKNOWLEDGED,
     ),
     # Content
-    _fault("content may be another entry", "moves:read_items", _unlike_the_name),
-    _fault("an item is read twice", "moves:read_items", _twice),
-    _fault("a commit that fails is not noticed", "received:WriteBehind.store", _swallowed),
-    _fault(
-        "what came before a fault is not stored", "moves:Moves.flush", instead(_at_once), _RECEIVED
-    ),
-    _fault(
-        "the end does not wait for a commit",
-        "received:WriteBehind.flush",
-        instead(_at_once),
-        _RECEIVED,
-    ),
-    _fault(
-        "two commits at a time", "received:WriteBehind._written", instead(_side_by_side), _RECEIVED
-    ),
-    _fault(
-        "commits are small",
-        "received:WriteBehind._is_enough",
-        instead(property(lambda b: bool(b._held))),
-        _RECEIVED,
-    ),
-    _fault("nobody asks for lost content", "moves:Moves.fetch_lost", _awaited(lambda *_: set())),
-    _fault(
-        "what the peer does not serve is not missed",
-        "moves:Moves.unserved_count",
-        instead(0),
-    ),
+    _fault("content may be another entry", "content:Inbox._take_entry", _takes_any_entry),
+    _fault("nobody asks for lost content", "content:Content.add_lost", nothing),
+    _fault("what the peer does not serve is not missed", "content:Content.check_served", nothing),
     # What is set aside and remembered
-    _fault("what is refused is not set aside", "moves:Moves._set_aside", nothing),
+    _fault("what is refused is not set aside", "content:Books.set_aside", nothing),
     _fault(
         "what was set aside is forgotten", "memory:PeerMemory.with_aside", after(lambda _, m, __: m)
     ),
-    _fault(
-        "a new policy is not noticed",
-        "session:Session._learn_policy",
-        after(lambda *_: False),
-        _NEWS,
-    ),
-    _fault(
-        "what was mended is not sent",
-        "memory:SetAside.forget_mended",
-        instead(_nothing_mended),
-        _NEWS,
-    ),
+    _fault("what was mended is not sent", "memory:SetAside.unsent_ids", returns([]), _NEWS),
     _fault(
         "a time that is still to come is waited for",
         "memory:_is_due",
-        lambda right: lambda at_s: at_s <= right.__globals__["time"].time(),
+        lambda _: lambda at_s, now_s: at_s <= now_s,
     ),
     # Errors
     _fault("every error is this side's", "report:outcome_of", returns("local_fault")),

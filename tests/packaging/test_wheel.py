@@ -113,7 +113,7 @@ def test_the_installed_command_upgrades_a_database_of_the_first_schema(
 
 def test_the_library_imports_without_the_server_packages(environment: Path, tmp_path: Path) -> None:
     hidden = "import sys; sys.modules.update(dict.fromkeys(['fastapi', 'sqlalchemy', 'pyspark', 'zstandard']));"
-    imports = "import recon.initiator, recon.responder, sdstore.sds, sdstore.sync.session"
+    imports = "import recon.initiator, recon.responder, sdstore.sds, sdstore.sync.driver"
     imports += ", sdstore.client, sdstore.participant"
     subprocess.run(
         [environment / "bin" / "python", "-c", f"{hidden} {imports}"], cwd=tmp_path, check=True

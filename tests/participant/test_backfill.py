@@ -19,7 +19,7 @@ import pytest
 import zstandard
 
 import sdstore.participant.backfill as backfill
-import sdstore.sync.moves as moves
+import sdstore.sync.content as content_module
 from recon.session import Interest
 from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
 from sdstore.client.calls import Batcher
@@ -33,9 +33,10 @@ from sdstore.sds.effects import Deliver, Effect, Save
 from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog, Staged
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message
 from sdstore.sds.participant import Participant
-from sdstore.sync.comparison import MOVES_IN_FLIGHT_MAX
+from sdstore.sync.comparison import Mode
+from sdstore.sync.content import MOVES_IN_FLIGHT_MAX
+from sdstore.sync.driver import sync_with_peer
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
-from sdstore.sync.session import sync_with_peer
 from sdstore.wire.recon_pb2 import (
     NONCE_EXPIRED,
     REFUSED,
@@ -231,7 +232,7 @@ def test_another_writer_meanwhile_costs_nothing_and_its_messages_come_next_time(
 ) -> None:
     publish(node, messages(channel_id, range(60)))
     log = MemoryLog()
-    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 1_000)
     later = messages(channel_id, range(60, 90))
 
     def publishes(_: ReconRequest, response: ReconResponse) -> ReconResponse:
@@ -267,7 +268,7 @@ def test_the_next_request_leaves_before_an_answer_is_stored(
     node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(node, messages(channel_id, range(100)))
-    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
     steps: list[str] = []
     send, stage = HttpTransport.recon, MemoryLog.stage
 
@@ -299,8 +300,8 @@ def test_an_interrupted_backfill_fetches_nothing_twice(
 ) -> None:
     publish(node, messages(channel_id, range(200)))
     log = MemoryLog()
-    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 2_000)
-    monkeypatch.setattr(moves, "MOVE_ELEMENTS_MAX", 32)
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(content_module, "MOVE_ELEMENTS_MAX", 32)
 
     async def interrupted() -> None:
         async with AsyncStoreClient(node.url) as client:
@@ -323,7 +324,7 @@ def test_a_store_that_stops_in_the_middle_ends_the_backfill_and_keeps_what_came(
 ) -> None:
     publish(node, messages(channel_id, range(200)))
     log = MemoryLog()
-    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
     answers = count()
 
     def stops(_: ReconRequest, response: ReconResponse) -> ReconResponse:
@@ -461,7 +462,7 @@ def test_a_message_of_another_channel_is_refused_alone_and_never_again(
         async with httpx.AsyncClient(base_url=node.url) as http:
             replica = await LogReplica.open(channel_id, log)
             report, _ = await sync_with_peer(
-                replica, HttpTransport(HttpxCalls(http)), both, fetch_only=True
+                replica, HttpTransport(HttpxCalls(http)), both, mode=Mode.FETCH
             )
             return report
 
@@ -734,7 +735,7 @@ def test_a_participant_takes_a_backfill_in_log_order_and_a_restart_continues_it(
 ) -> None:
     every = chain(channel_id, 300)
     publish(node, random.Random(SEED).sample(every, len(every)))
-    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
 
     def backfill_of(file: ParticipantFile) -> SyncReport:
         [report] = backfilled(node, channel_id, file.log(channel_id))
@@ -775,7 +776,7 @@ def test_a_store_that_is_killed_in_the_middle_is_asked_for_the_rest_when_it_is_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every, log = messages("c", range(1_000)), MemoryLog()
-    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 5_000)
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 5_000)
     store = StoreProcess(tmp_path)
     store.start()
     try:

@@ -19,8 +19,9 @@ from app.settings import Settings
 from recon.session import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
-from sdstore.sync import session
-from sdstore.sync.exchange import Transport
+from sdstore.sync import driver
+from sdstore.sync.comparison import Mode
+from sdstore.sync.driver import Transport
 from sdstore.sync.memory import PeerMemory
 from sdstore.sync.report import SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
@@ -50,15 +51,17 @@ async def sync_with_peer(
     interest: Interest,
     *,
     memory: Remembered | None = None,
+    mode: Mode = Mode.MOVE,
     **options: Any,
 ) -> SyncReport:
     """One session, as a node starts it. With `arrivals=None` as a replica that has no arrival order."""
     memory = memory or Remembered()
-    report, memory.value = await session.sync_with_peer(
+    report, memory.value = await driver.sync_with_peer(
         local,
         peer,
         interest,
         memory=memory.value,
+        mode=mode,
         **{
             "arrivals": local,
             "limits": local.limits.sync,

@@ -19,7 +19,8 @@ from recon.index import RangeIndex
 from recon.marks import Moment, Numbers
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
-from sdstore.sync.replica import Element, Prepared
+from sdstore.sync.memory import Element
+from sdstore.sync.steps import Prepared
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 from tests.support.memory_sync import MemoryPeer, MemoryReplica

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from blake3 import blake3
 
-from recon.elements import U8, U64, Mask, bound_bytes
-from recon.fetch import read_fetch, resolve
+from recon.elements import U8, U64, Bound, Mask, bound_bytes
+from recon.fetch import Found, read_fetch, resolve
 from recon.index import RangeIndex
 from recon.limits import PROTOCOL_VERSION
 from recon.marks import NEWS_MAX, Arrived, Moment, Numbers, is_mark_of, mark_of, numbers_of, view_of
@@ -25,7 +25,8 @@ from recon.session import (
     interest_hash,
 )
 from recon.view import View
-from sdstore.sync.replica import Element, LostPage, Prepared, Stored, columns
+from sdstore.sync.memory import Element, columns
+from sdstore.sync.steps import LostPage, Prepared, Stored
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 
@@ -211,7 +212,7 @@ class MemoryReplica:
 class MemoryPeer:
     """A `Transport` to a responder over a replica; `requests` are those it was sent.
 
-    `asked` runs before each answer.
+    `nonce` is the only one that it takes. An answer has at most `items_max` items. `asked` runs before each.
     """
 
     def __init__(
@@ -225,6 +226,8 @@ class MemoryPeer:
         self.bytes_down = 0
         self.requests: list[ReconRequest] = []
         self.own_interest = interest
+        self.nonce = NONCE
+        self.items_max = 1 << 16
         self.asked = asked
         self._replica = replica
         self._interests: dict[bytes, Interest] = {}
@@ -234,28 +237,38 @@ class MemoryPeer:
         self.bytes_up += len(request)
         self.requests.append(ReconRequest.FromString(request))
         self.asked(self.requests[-1])
-        raw = (await self._answer(self.requests[-1])).SerializeToString()
+        response = await self._answer(self.requests[-1])
+        response.policy = response.policy or self.policy
+        raw = response.SerializeToString()
         self.bytes_down += len(raw)
         return raw
+
+    @property
+    def policy(self) -> int:
+        """It changes with the replica's policy and with the interest."""
+        names = interest_hash(self.own_interest.encode())
+        is_usual = self.own_interest == EVERYTHING
+        return self._replica.policy + (0 if is_usual else 1_000 + names[0])
 
     async def _answer(self, request: ReconRequest) -> ReconResponse:
         replica, session = self._replica, request.session
         await replica.catch_up()
-        refusal = ReconResponse(version=PROTOCOL_VERSION, policy=replica.policy)
+        expired = ReconResponse(
+            version=PROTOCOL_VERSION, status=wire.NONCE_EXPIRED, responder_nonce=self.nonce
+        )
+        if not session.WhichOneof("interest"):
+            expired.interest = self.own_interest.encode()
+            return expired
         if session.interest_bytes:
             name = interest_hash(session.interest_bytes)
             self._interests[name] = decode_interest(session.interest_bytes)
         else:
             name = session.interest_hash
-        if not name or session.responder_nonce != NONCE:
-            refusal.status, refusal.responder_nonce = wire.NONCE_EXPIRED, NONCE
-            if not name:
-                refusal.interest = self.own_interest.encode()
-            return refusal
+        if session.responder_nonce != self.nonce:
+            return expired
         asked = self._interests.get(name)
         if asked is None:
-            refusal.status = wire.UNKNOWN_INTEREST
-            return refusal
+            return ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
         mutual = asked.intersect(self.own_interest)
         stored = await replica.commit(await replica.prepare(request.push))
         await replica.catch_up()
@@ -264,23 +277,30 @@ class MemoryPeer:
         if request.since or request.up_to:
             bounded = await self._bounded(request, view, key, mutual)
             if bounded is None:
-                refusal.status = wire.UNKNOWN_MARK
-                return refusal
+                return ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_MARK)
             view = bounded
         response = ReconResponse(version=PROTOCOL_VERSION)
         if request.HasField("ranges") or request.total:
             response = respond(view, request)
         if request.mark and mutual == asked:
             response.mark = replica.mark(mutual)
-        found = resolve(view, read_fetch(request.fetch))
+        found = self._found(view, request)
         rows = zip(found.orders.tolist(), found.ids, strict=True)
-        loaded = await replica.load([Element(order, row.tobytes()) for order, row in rows], 0)
-        response.items.extend(loaded)
+        elements = [Element(order, row.tobytes()) for order, row in rows]
+        response.items.extend(await replica.load(elements, 0))
         if found.resume is not None:
             response.truncated, response.resume = True, bound_bytes(found.resume)
         response.push_outcomes.extend(each.outcome for each in stored)
-        response.policy = replica.policy
         return response
+
+    def _found(self, view: View, request: ReconRequest) -> Found:
+        """The elements of a fetch, as many as an answer may have."""
+        found = resolve(view, read_fetch(request.fetch))
+        if len(found.ids) <= self.items_max:
+            return found
+        head = int.from_bytes(found.ids[self.items_max, :8].tobytes(), "big")
+        resume = Bound(int(found.orders[self.items_max]), head)
+        return Found(found.orders[: self.items_max], found.ids[: self.items_max], resume)
 
     async def _bounded(
         self, request: ReconRequest, whole: View, key: SessionKey, mutual: Interest

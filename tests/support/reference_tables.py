@@ -10,7 +10,7 @@ from app.http.connection import READ_BYTES
 from app.limits import DEFAULT_LIMITS, MIB, limits_table
 from app.settings import Settings
 from sdstore.sync.memory import RETRIES_MAX, SET_ASIDE_MAX
-from sdstore.sync.news import PASSED_OVER_MAX
+from sdstore.sync.proof import PASSED_OVER_MAX
 
 DOCS = Path(__file__).parents[2] / "docs"
 

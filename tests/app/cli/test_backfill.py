@@ -15,7 +15,7 @@ import pytest
 import app.cli.filestore as filestore
 import app.recon.endpoint as recon_endpoint
 import sdstore.client.transport as client_transport
-import sdstore.sync.moves as moves
+import sdstore.sync.content as content_module
 from app.cli.files import ExistingMessages, FileFormat, format_of_name
 from app.node import Node
 from sdstore.client import StoreClient
@@ -84,7 +84,7 @@ def test_a_nonce_that_expires_during_a_backfill_adds_no_line_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "file.ndjson"
-    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 1_000)
 
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (node,):
@@ -105,7 +105,7 @@ def test_messages_of_a_backfill_that_is_under_way_are_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "file.ndjson"
-    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 1_000)
     lines_seen: list[int] = []
 
     def looks(request: ReconRequest, response: ReconResponse) -> ReconResponse:

@@ -78,7 +78,7 @@ def test_a_proof_does_not_outlive_the_history_of_the_peer(tmp_path: Path, then: 
                         local_of(here), peer, here.interests.current, memory=memory
                     )
                     assert report.outcome is SyncOutcome.IN_SYNC
-                assert memory.value.proof is not None
+                assert memory.value.baselines
             newest_index = (two / INDEX_FILE).read_bytes()
             put_back(copy, two)
             async with opened(two) as there:

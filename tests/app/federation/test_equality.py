@@ -16,6 +16,7 @@ from app.operator import token_for
 from recon.codec import pack_counts, unpack_counts
 from recon.limits import SHORT_ID_BYTES
 from sdstore.client import StoreClient
+from sdstore.sync.comparison import Mode
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
@@ -59,7 +60,7 @@ def with_two_equal_nodes(scenario: Callable[..., Any], folder: Path, **limits: i
 
 def test_a_dry_run_always_compares_under_a_key(tmp_path: Path) -> None:
     async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: Remembered) -> None:
-        assert (await sync(one, peer, memory, dry_run=True)).proved
+        assert (await sync(one, peer, memory, mode=Mode.COUNT)).proved
         assert [each.HasField("ranges") for each in peer.requests] == [True]
 
     with_two_equal_nodes(scenario, tmp_path)

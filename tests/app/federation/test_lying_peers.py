@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sdstore.sync.comparison as comparison_module
-import sdstore.sync.moves as moves_module
+import sdstore.sync.content as content_module
 from app.errors import Code, Problem
 from app.node import Node
 from recon.elements import ALL_ORDERS, Bound, bound_bytes, order_of_lamport
@@ -244,7 +244,9 @@ def has_another_set_every_time(request: ReconRequest, response: ReconResponse) -
         request.session.responder_nonce,
         b"",
     )
-    return respond(index.view(header.key(), None, ALL_ORDERS), request)
+    answer = respond(index.view(header.key(), None, ALL_ORDERS), request)
+    answer.policy, answer.mark = response.policy, response.mark
+    return answer
 
 
 LIARS: list[Mangle] = [
@@ -361,7 +363,7 @@ def test_a_peer_of_another_version_is_no_liar(tmp_path: Path, contacts: int) -> 
 def test_a_peer_that_never_examines_what_it_is_sent_does_not_hold_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves_module, "PATIENCE_STEP_S", 0.001)
+    monkeypatch.setattr(content_module, "PATIENCE_STEP_S", 0.001)
 
     def postpones(_: ReconRequest, response: ReconResponse) -> ReconResponse:
         outcomes = [recon_pb2.NOT_EXAMINED] * len(response.push_outcomes)
@@ -405,8 +407,10 @@ def test_garbage_is_a_fault_of_the_peer(tmp_path: Path, garbage: bytes) -> None:
 
 def test_an_interest_that_is_garbage_is_a_fault_of_the_peer(tmp_path: Path) -> None:
     class Peer(InProcessPeer):
-        async def interest(self) -> bytes:
-            return b"\xff\xff"
+        async def recon(self, request: bytes) -> bytes:
+            response = ReconResponse.FromString(await super().recon(request))
+            response.interest = b"\xff\xff"
+            return response.SerializeToString()
 
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (one,):

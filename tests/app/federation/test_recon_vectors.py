@@ -18,9 +18,13 @@ from recon.errors import RemoteProtocolError
 from recon.events import Need
 from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
+from recon.initiator import Initiator
 from sdstore.sds.digest import entry_digest
-from sdstore.sync.received import names_in, read_items
-from sdstore.sync.report import SyncError
+from sdstore.sync.content import Books, Inbox, Shared, names_in
+from sdstore.sync.memory import Aside, SetAside, columns
+from sdstore.sync.proof import Ledger
+from sdstore.sync.report import Counts, SyncError
+from sdstore.sync.steps import Decoded, Read, Steps
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import ReconResponse
 from tests.recon.vector_content import HELD, LOST, POLICY
@@ -65,11 +69,20 @@ async def taken(folder: Path, response: bytes) -> list[bytes]:
     async with open_nodes(folder, {}) as (node,):
         items = ReconResponse.FromString(response).items
         replica = local_of(node)
-        named = names_in(replica, items)
-        arrived = await read_items(replica, items, named)
-    if not FetchQueue(view).accept(batch, *named.columns()).all():
-        raise SyncError("peer_misbehaved", "not asked for")
-    return [each.element_id for each in arrived.aside]
+        named = names_in(replica.claim_id, items)
+        orders, ids = columns(each.element for each in named)
+        if not FetchQueue(view).accept(batch, orders, ids).all():
+            raise SyncError("peer_misbehaved", "not asked for")
+        aside = SetAside(Aside(b""))
+        shared = Shared(Steps(), Counts(), Ledger(), aside, replica.claim_id, 0.0)
+        inbox = Inbox(shared, Books(shared), Initiator(view, HEADER))
+        inbox.add(items, named, for_lost=False, paid_bytes=0)
+        inbox.pump(more_comes=True)
+        [(number, read)] = shared.steps.hand_out()
+        assert isinstance(read, Read)
+        _, taker = shared.steps.take(number)
+        taker(Decoded(await replica.prepare(read.items), len(items) + 1))
+    return [each.element_id for each in aside.value().elements]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+import sdstore.sync.driver as driver_module
 import sdstore.sync.memory as memory_module
 import sdstore.sync.session as session_module
 from app.ingest.prepare import Publication
@@ -87,8 +88,8 @@ def check_alike(cost: tuple[int, int, int], other: tuple[int, int, int]) -> None
 
 
 async def check_a_whole_session(one: Node, peer: InProcessPeer, memory: Remembered) -> None:
-    """Once the proof is too old, the ranges are compared: they are equal, in one request."""
-    memory.value = replace(memory.value, proof=None)
+    """Without a baseline the ranges are compared: they are equal, in one request."""
+    memory.value = replace(memory.value, baselines=())
     report = await sync(one, peer, memory)
     assert (report.outcome, report.proved, report.requests) == (SyncOutcome.IN_SYNC, True, 1)
     assert (report.missing_here, report.missing_there, report.entries_refused) == (0, 0, 0)
@@ -197,7 +198,7 @@ def ruin(node_folder: Path, message_ids: set[str]) -> None:
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, at_s: float) -> None:
     """Of what is remembered; the event loop has its own."""
-    monkeypatch.setattr(memory_module, "time", SimpleNamespace(time=lambda: at_s))
+    monkeypatch.setattr(driver_module, "time", SimpleNamespace(time=lambda: at_s))
 
 
 def ruined(folder: Path, messages: list[Message], odd: set[str]) -> None:
@@ -320,7 +321,7 @@ def test_a_peer_is_not_asked_for_lost_content_that_it_does_not_want(tmp_path: Pa
         peer, memory = InProcessPeer(two), Remembered()
         wanted = Interest.make(channels=frozenset("b"), lamport_to=8)
         await sync_with_peer(local_of(one), peer, wanted, memory=memory)
-        assert memory.value.lost_waiting() == set(digests[:1])
+        assert memory.value.lost_waiting(time.time()) == set(digests[:1])
 
     pair(tmp_path, scenario)
 
@@ -508,7 +509,7 @@ def test_an_element_is_tried_again_after_a_while_and_then_less_often(
 def test_what_is_set_aside_is_bounded() -> None:
     aside = SetAside(Aside(b""))
     for n in range(3):
-        aside.add(AsideElement(LackedBy.HERE, n, bytes([n]) * 32, "x"))
+        aside.add(AsideElement(LackedBy.HERE, n, bytes([n]) * 32, "x"), 0.0)
     assert len(aside) == 3
     assert SET_ASIDE_MAX >= 1_000
 

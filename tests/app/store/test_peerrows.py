@@ -29,7 +29,6 @@ from sdstore.sync.memory import (
     Baseline,
     LackedBy,
     PeerMemory,
-    Proof,
 )
 from tests.support.stores import PostgresStores, SqliteStores, Stores
 
@@ -55,10 +54,8 @@ def memory(elements_count: int = 3) -> PeerMemory:
     return PeerMemory(
         b"nonce",
         interest,
-        1.5,
         7,
         12,
-        Proof(interest, b"root", 3, 2.5),
         4,
         (Asked(bytes(32), 2, 3.5),),
         (Aside(interest, elements, elements[:1]),),

@@ -1,0 +1,243 @@
+"""The proof: the peer's total, explained by what a comparison found; and what the next session starts from.
+
+**Arithmetic.** Both views of a comparison are as of one place in arrival order each: this side's when it
+began, the peer's when it gave its first answer. With that answer the peer states the total of its view. If
+this side's total, without the elements that the peer lacks and with those that this side lacks, is the
+peer's, then the comparison found every difference between the two views (`Moved.accounts_for`). That holds
+however fast both sets grow meanwhile, and the peer cannot calculate the total without the names of all its
+elements, because the sums have a key.
+
+**Acknowledgements.** That total is from before the session pushed anything. So what was pushed is compared
+once more, with what arrived at the peer after its mark: `Sync` confirms, by the same arithmetic. `Ledger`
+knows what the peer has acknowledged. A peer that lacks such an element in a comparison is asked again, for
+the processes of one store can see a commit a moment apart; if it lacks it twice, it is at fault.
+
+**The next session.** What was moved arrived after the receiver's place, so the next comparison would see it
+on one side only. Therefore the `Baseline` counts it in or out by ID (`news_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from recon.elements import U8, U64, Mask, heads_of
+from recon.hashing import Total
+from recon.marks import Arrived
+from recon.store import Columns
+from recon.view import View
+from sdstore.sync.memory import (
+    ELEMENT_BYTES,
+    SET_ASIDE_MAX,
+    AsideElement,
+    Baseline,
+    Element,
+    LackedBy,
+    SetAside,
+    columns,
+    pack_elements,
+    unpack_columns,
+    unpack_elements,
+)
+from sdstore.sync.report import misbehaved
+
+MOVED_MAX = (
+    65_536  # elements each way that a baseline counts in or out: 5 MB; more need a new session
+)
+NEEDED_MAX = MOVED_MAX + SET_ASIDE_MAX  # named at once, until those that are set aside are known
+PASSED_OVER_MAX = 1 << 20  # elements that are neither stored nor remembered: 40 MB in one session
+NAMED_MAX = 5  # elements in a report's detail: log lines stay short
+
+
+# --- what was moved ----------------------------------------------------------------------------
+
+
+class Moved:
+    """The differences that one pass found, by ID with their orders.
+
+    `offered`: the peer lacks them. `needed`: this side lacks them. `unnamed`: set-aside elements that
+    the view has and the peer no longer names. `held`: needed elements that this side has committed, those
+    inside others, too.
+    `passed_over`: needed elements, packed, that could not be stored and not be remembered as set aside;
+    `not_taken`: the same of the offered ones. `is_overfull`: there were too many to remember.
+    """
+
+    def __init__(self) -> None:
+        self.offered: dict[bytes, int] = {}
+        self.needed: dict[bytes, int] = {}
+        self.unnamed: dict[bytes, int] = {}
+        self.held: set[bytes] = set()
+        self.not_taken: set[bytes] = set()
+        self.passed_over = bytearray()
+        self.is_overfull = False
+
+    def offer(self, orders: U64, ids: U8) -> None:
+        """Record elements that the peer lacks: orders u64[n], ids u8[n, 32]."""
+        if len(self.offered) + len(ids) > MOVED_MAX:
+            self.give_up()
+        if not self.is_overfull:
+            self.offered |= zip(map(bytes, ids), orders.tolist(), strict=True)
+
+    def need(self, elements: Iterable[Element]) -> None:
+        """Record elements that this side lacked, once their names are known."""
+        if self.is_overfull:
+            return
+        self.needed |= {each.element_id: each.order for each in elements}
+        if len(self.needed) > NEEDED_MAX:
+            self.give_up()
+
+    def pass_over(self, element: AsideElement) -> None:
+        """Record an element that was found, and for which there was no room among those set aside."""
+        element_id = element.element_id
+        if element_id in self.offered:
+            self.not_taken.add(element_id)
+        elif (order := self.needed.pop(element_id, None)) is not None:
+            self.passed_over += pack_elements({element_id: order})
+        if self.passed_over_count > PASSED_OVER_MAX:
+            self.give_up()
+
+    @property
+    def passed_over_count(self) -> int:
+        """The number of needed elements that were passed over."""
+        return len(self.passed_over) // ELEMENT_BYTES
+
+    def hold(self, element_id: bytes) -> None:
+        """Record a needed element that this side has committed."""
+        if not self.is_overfull:
+            self.held.add(element_id)
+
+    def leave_unnamed(self, orders: U64, ids: U8) -> None:
+        """Record set-aside elements that the peer no longer names."""
+        self.unnamed |= zip(map(bytes, ids), orders.tolist(), strict=True)
+
+    def give_up(self) -> None:
+        """Remember nothing: the pass moves too much for a baseline."""
+        self.is_overfull = True
+        for each in (self.offered, self.needed, self.unnamed):
+            each.clear()
+        self.held.clear()
+        self.not_taken.clear()
+        self.passed_over.clear()
+
+    def accounts_for(self, view: View, theirs: Total) -> bool:
+        """Whether these differences explain the whole difference between `view` and the peer's total."""
+        if self.is_overfull:
+            return False
+        removed = self.offered | self.unnamed
+        needed, over = columns_of(self.needed), unpack_columns(self.passed_over)
+        orders = np.concatenate((needed.orders, over[0]))
+        ids = np.concatenate((needed.ids, over[1]))
+        added = Columns(orders, ids, np.zeros(len(ids), np.uint32))
+        return view.total(added, columns_of(removed)) == theirs
+
+    def counted_in(self, aside: SetAside) -> dict[bytes, int]:
+        """The elements that the next baseline counts in: those that the peer got."""
+        left = self.offered.keys() - self.not_taken
+        return {each: self.offered[each] for each in left if each not in aside}
+
+    def counted_out(self, aside: SetAside) -> dict[bytes, int]:
+        """The elements that it counts out: those that the peer has before its mark."""
+        here = aside.columns(LackedBy.HERE)
+        return self.needed | dict(zip(map(bytes, here.ids), here.orders.tolist(), strict=True))
+
+
+def columns_of(elements: dict[bytes, int]) -> Columns:
+    """Elements, orders by ID, as columns."""
+    orders, ids = columns((order, each) for each, order in elements.items())
+    return Columns(orders, ids, np.zeros(len(ids), np.uint32))
+
+
+# --- what the peer acknowledged ----------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Facts that the attempts of a session share, 8 bytes an element.
+
+    Each is a set of heads: `acknowledged` elements, which the peer claims to have stored; `offered` ones, which
+    it lacked; `doubted` ones, which it acknowledged and lacked in a later comparison.
+    `kept_before`: the elements that the last session sent, and that a total of the peer contained;
+    `dropped`: those of them that it lacked now, and stored again. `has_doubts`: it lacked one of them, so its
+    other news prove nothing.
+    """
+
+    acknowledged: list[U64] = field(default_factory=list)
+    offered: list[U64] = field(default_factory=list)
+    doubted: list[U64] = field(default_factory=list)
+    kept_before: AbstractSet[bytes] = frozenset()
+    dropped: set[bytes] = field(default_factory=set)
+    has_doubts: bool = False
+
+    @property
+    def said(self) -> str:
+        """Which elements the peer has dropped since the last session, for people; empty: none."""
+        if not self.dropped:
+            return ""
+        return f"the peer acknowledged {_counted(self.dropped)}, and had dropped them since"
+
+    def acknowledge(self, elements: Collection[Element], stored: Iterable[Element]) -> None:
+        """Record elements that the peer claims to have, and those of them that it claims to have stored now."""
+        if elements:
+            self.acknowledged.append(heads_of(columns(elements)[1]))
+        # It had these in the last session, and lacked them now, whatever it claims.
+        self.has_doubts |= any(each.element_id in self.kept_before for each in elements)
+        self.dropped |= {each.element_id for each in stored} & self.kept_before
+
+    def forget_answers(self) -> None:
+        """Forget what the peer acknowledged: it may have another policy since."""
+        self.acknowledged.clear()
+        self.doubted.clear()
+
+    @property
+    def offered_count(self) -> int:
+        """How many elements the peer lacked."""
+        return sum(map(len, self.offered))
+
+    def offer(self, ids: U8) -> None:
+        """Record elements that the peer lacks, u8[n, 32].
+
+        Raises SyncError if it has acknowledged one of them, and lacked it before.
+        """
+        heads = heads_of(np.ascontiguousarray(ids))
+        if (again := _known(self.doubted, heads)).any():
+            lacking = _counted(set(map(bytes, ids[again])))
+            raise misbehaved(f"the peer acknowledged {lacking}, and does not hold them")
+        self.doubted.append(heads[_known(self.acknowledged, heads)])
+        self.offered.append(heads[~_known(self.offered, heads)])
+
+
+def _counted(ids: Collection[bytes]) -> str:
+    """How many elements, and the names of the first."""
+    named = ", ".join(each.hex() for each in sorted(ids)[:NAMED_MAX])
+    return f"{len(ids)} elements ({named}{', …' if len(ids) > NAMED_MAX else ''})"
+
+
+def _known(pieces: list[U64], heads: U64) -> Mask:
+    return np.isin(heads, np.concatenate(pieces)) if pieces else np.zeros(len(heads), bool)
+
+
+# --- the next session --------------------------------------------------------------------------
+
+
+def brought_columns(baseline: Baseline | None, aside: SetAside) -> tuple[U64, U8]:
+    """What the last session brought and did not set aside: orders u64[n], ids u8[n, 32].
+
+    It arrived after this side's mark, so the mark does not show whether it is still here.
+    """
+    out = unpack_elements(baseline.counted_out) if baseline else {}
+    return columns((order, each) for each, order in out.items() if each not in aside)
+
+
+def news_of(baseline: Baseline, arrived: Arrived) -> Columns:
+    """The elements to compare with what arrived at the peer after the baseline.
+
+    Those that arrived here since, without the ones that the last session brought or set aside, and with
+    the ones that it sent.
+    """
+    out = unpack_elements(baseline.counted_out)
+    came = zip(map(bytes, arrived.ids), arrived.orders.tolist(), strict=True)
+    news = {each: order for each, order in came if each not in out}
+    return columns_of(news | unpack_elements(baseline.counted_in))
