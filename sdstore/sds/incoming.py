@@ -213,7 +213,12 @@ class Incoming:
         if cause in self._passed:
             return
         self._place += 1
-        self._turn.put(PASSED + cause, pb.Forgone(place=self._place))
+        known = self._missing.get(cause) or self._lost.get(cause)
+        entry = HistoryEntry(cause) if known is None else known.entry
+        record = pb.Forgone(
+            place=self._place, retrieval_hint=entry.retrieval_hint, sender_id=entry.sender_id
+        )
+        self._turn.put(PASSED + cause, record)
         self._passed.add(cause, member)
         if len(self._passed) > self._options.lost_max:
             self._forget_passed(self._passed.first_to_go())
@@ -599,3 +604,12 @@ class Incoming:
         self._sync_ids.update(dict.fromkeys(saved.sync))
         kinds = (saved.waiting, saved.lost, saved.passed, saved.sync)
         self._place = max((each.place for kind in kinds for each in kind.values()), default=0)
+
+    def restored(self, saved: SavedState) -> None:
+        """All messages that wait are restored: what delivered ones skipped is missing as before."""
+        known = (self._waiting, self._lost, self._missing)
+        for message_id, record in saved.passed.items():
+            if not any(message_id in each for each in known) and not self._is_logged(message_id):
+                entry = HistoryEntry(message_id, record.retrieval_hint, record.sender_id)
+                self._miss(entry, 0, NOBODY)
+                self._note(message_id, 0)

@@ -70,6 +70,7 @@ def load_incoming(
             incoming.wait(arrived, 0, is_saved=True)
     for message_id in incoming.waiting_ids():
         incoming.arrive(message_id)  # messages before it named it as missing
+    incoming.restored(saved)
     return ready
 
 

@@ -640,3 +640,12 @@ def test_staged_messages_are_taken_as_long_as_none_is_displaced(
         bob.carry_out(bob.participant.take_staged(bob.now_ms, 20))
     assert (bob.status.waiting, bob.texts) == (taken, [])
     assert len(bob.log.staged(20)) == 8 - taken
+
+
+def test_what_a_message_that_gave_way_skipped_is_asked_for_after_a_restart() -> None:
+    bob = Device("bob", quiet(waiting_max=1))
+    bob.hear(written("a1", 5, "m"), written("a2", 6, "n"))
+    assert bob.texts == ["a1"]
+    bob.crash()
+    assert {"m", "n"} <= set(asked(bob.wait(2)))
+    assert bob.status.missing == 2
