@@ -228,7 +228,7 @@ def test_a_certificate_that_cannot_be_used_stops_the_start(tmp_path: Path, ca: P
         (ca / "ca.pem", "no tls_key, so the file must contain the key too"),
     ):
         result = cli("serve", "--port", 0, "--data-dir", tmp_path, "--tls-cert", cert)
-        assert (result.code, str(cert) in result.err) == (6, True)
+        assert (result.code, str(cert) in result.err) == (2, True)
         assert why in result.err
     key_alone = cli("serve", "--port", 0, "--data-dir", tmp_path, "--tls-key", ca / "node.pem")
     assert (key_alone.code, "it needs tls_cert" in key_alone.err) == (2, True)
