@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from app.ingest.door import Door
 from app.interests import Interests
 from app.recon.endpoint import ReconEndpoint
 from app.store.groupwriter import GroupWriter
-from tools.house import ROOT, crossed
+from tools.house import ROOT, crossed, lines_of_modules
 
 
 def planted(name: str) -> Callable[[], None]:
@@ -53,3 +55,21 @@ def test_planted_calls_are_counted_where_a_request_makes_them_and_nowhere_else(
         "page": set(),
         "sync": {"planted_writer", "planted_responder"},
     }
+
+
+def test_the_architecture_page_has_the_figures_of_today() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-zA-Z ]+) \| ([\d,]+)(?: lines)? \|$", page, re.MULTILINE)
+    said = {name: int(number.replace(",", "")) for name, number in rows}
+    lines, paths = lines_of_modules(), crossed()
+    assert said["modules"] == len(lines)
+    assert said["lines"] == pytest.approx(sum(lines.values()), rel=0.01)
+    assert said["median module"] == pytest.approx(median(lines.values()), rel=0.05)
+    # Which of two branches a request takes can depend on the moment.
+    for name, operation in (
+        ("modules crossed by a POST", "POST"),
+        ("by a GET", "GET"),
+        ("by a page", "page"),
+        ("by a sync", "sync"),
+    ):
+        assert said[name] == pytest.approx(len(paths[operation]), abs=2), name

@@ -43,9 +43,8 @@ _operation: ContextVar[str] = ContextVar("operation", default="")
 
 def main() -> None:
     """Print the counts."""
-    modules = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    modules = [p for p in modules if "_pb2" not in p.name and p.read_text().strip()]
-    lines = {path: path.read_text().count("\n") for path in modules}
+    lines = lines_of_modules()
+    modules = list(lines)
     largest = max(lines, key=lambda path: lines[path])
     print(f"modules                {len(modules)}")
     print(f"lines                  {sum(lines.values()):,}")
@@ -63,6 +62,13 @@ def main() -> None:
         print(f"{label:22} {len(paths)} modules, {sum(lines[path] for path in paths):,} lines")
         if "-v" in sys.argv:
             print(*(f"    {path.relative_to(ROOT)}" for path in sorted(paths)), sep="\n")
+
+
+def lines_of_modules() -> dict[Path, int]:
+    """The product's modules, without generated and empty ones, and their lines."""
+    found = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    texts = {path: path.read_text() for path in found if "_pb2" not in path.name}
+    return {path: text.count("\n") for path, text in texts.items() if text.strip()}
 
 
 def _functions(path: Path) -> Iterator[int]:
