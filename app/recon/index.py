@@ -146,7 +146,7 @@ class NodeIndex:
                     "the database was rolled back to an older copy: reading the index again"
                 )
                 self._begin()
-            while not self._has_read(end) and await self._read_more(end[1]):
+            while not self._has_read(end) and await self._read_more(*end):
                 pass
             if not self._has_read(end):  # the last numbers can be without rows
                 there = await arrivals.places(end)
@@ -262,11 +262,15 @@ class NodeIndex:
         if len(self._roots) > ROOTS_MAX:
             self._roots.popitem(last=False)
 
-    async def _read_more(self, claims_end: int) -> bool:
-        """Read the next elements; False at the end. `claims_end`: as of `Arrivals.elements_after`."""
+    async def _read_more(self, entries_end: int, claims_end: int) -> bool:
+        """Read the next elements; False at the end. The ends are as of `Arrivals.elements_after`."""
         seq, claim_no = (token.number for token in self._read)
         columns = await self._store.arrivals.elements_after(
-            seq, claim_no, ELEMENTS_PER_READ, claims_end=claims_end
+            seq,
+            claim_no,
+            ELEMENTS_PER_READ,
+            entries_end=entries_end,
+            claims_end=claims_end,
         )
         if not len(columns.orders):
             return False

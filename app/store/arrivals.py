@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -53,6 +53,7 @@ _KEY_CONTEXT = "sdstore arrival chain v1"
 _BLOCK_BYTES = 16
 _WORD = np.dtype("<u8")
 _NUMBER_MAX = 2**63 - 1
+FEW_ROWS_MAX = 256  # rows of the newest pages, which are in memory: 0.2 ms
 _ORDER_OFFSET = np.uint64(order_of_lamport(0))
 _WORD_MASK = 2**64 - 1
 
@@ -194,18 +195,27 @@ class Arrivals:
         self._sql = database.sql
 
     async def elements_after(
-        self, seq: int, claim_no: int, limit: int, *, claims_end: int = _NUMBER_MAX
+        self,
+        seq: int,
+        claim_no: int,
+        limit: int,
+        *,
+        entries_end: int = _NUMBER_MAX,
+        claims_end: int = _NUMBER_MAX,
     ) -> ElementColumns:
         """Entries after `seq`, and once they end here claims after `claim_no`; up to `limit` of each.
 
         Empty columns at the end. `claims_end`: the last claim to read. If the caller learned it before, no
-        claim comes without its entry, however fast both arrive meanwhile.
+        claim comes without its entry, however fast both arrive meanwhile. `entries_end`: about where the
+        entries end.
         """
-        rows = await self._database.rows(_entry_elements(self._sql), after=seq, limit=limit)
+        query = _entry_elements(self._sql)
+        rows = await self._reading(seq, entries_end)(query, after=seq, limit=limit)
         entries, claims = _columns(rows, group_of_entries), _columns((), group_of_claims)
         if len(rows) < limit and claim_no < claims_end:
             query = _claim_elements(self._sql)
-            rows = await self._database.rows(query, after=claim_no, up_to=claims_end, limit=limit)
+            read = self._reading(claim_no, claims_end)
+            rows = await read(query, after=claim_no, up_to=claims_end, limit=limit)
             claims = _columns(rows, group_of_claims)
         return ElementColumns(
             np.concatenate([entries.orders, claims.orders]),
@@ -247,7 +257,7 @@ class Arrivals:
         if channel_nos is None or up_to - after <= min(ROWS_PER_LOOK_UP * len(channel_nos), limit):
             wanted = None if channel_nos is None else set(channel_nos)
             while after < up_to and len(found) < limit:
-                rows = await self._database.rows(of_all, after=after, up_to=up_to)
+                rows = await self._reading(after, up_to)(of_all, after=after, up_to=up_to)
                 found += [row for row in rows if wanted is None or row[1] in wanted]
                 after = rows[-1][0] if len(rows) == ROWS_PER_STEP else up_to
                 await asyncio.sleep(0)
@@ -267,9 +277,13 @@ class Arrivals:
             await asyncio.sleep(0)
         return found[:limit]
 
+    def _reading(self, after: int, end: int) -> Callable[..., Awaitable[list[Row]]]:
+        """How to read the rows with these numbers: the newest few are a page or two."""
+        return self._database.few if end - after <= FEW_ROWS_MAX else self._database.rows
+
     async def received_at_ms(self, seq: int) -> int | None:
         """When an entry was first seen; None if it is gone."""
-        rows = await self._database.rows(_received_at(self._sql), seq_of=seq)
+        rows = await self._database.few(_received_at(self._sql), seq_of=seq)
         return int(rows[0][0]) if rows else None
 
     async def watermark(self) -> tuple[int, int]:
@@ -304,7 +318,7 @@ class Arrivals:
 
     async def _places(self, at: Watermark) -> Watermark:
         """The counters, with the sums of the chains at the numbers of `at`."""
-        [row] = await self._database.rows(
+        [row] = await self._database.few(
             places_at(self._sql), seq_at=at.entries.number, claim_no_at=at.claims.number
         )
         return watermark_of(row)

@@ -95,7 +95,7 @@ class Channels:
 
     async def named(self, channel_id: str) -> ChannelInfo | None:
         """One channel; None if the store holds nothing of it."""
-        rows = await self._database.rows(_named(self._sql), channel_id=channel_id)
+        rows = await self._database.few(_named(self._sql), channel_id=channel_id)
         return ChannelInfo(*rows[0]) if rows else None
 
     async def after(

@@ -150,6 +150,10 @@ class Database(ABC):
     async def rows(self, query: Query, **values: Any) -> list[Row]:
         """The rows of one query."""
 
+    async def few(self, query: Query, **values: Any) -> list[Row]:
+        """As `rows`, for a query that reads a few pages: it can run where look-ups do."""
+        return await self.rows(query, **values)
+
     @abstractmethod
     async def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
         """The rows of many keys, in no particular order."""

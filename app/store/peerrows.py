@@ -144,7 +144,7 @@ class PeerRows:
 
     async def memory(self, peer_id: str) -> PeerMemory:
         """The memory of a peer; an empty one for an unknown peer."""
-        rows = await self._database.rows(_memory(self._sql), of_peer=peer_id)
+        rows = await self._database.few(_memory(self._sql), of_peer=peer_id)
         return decode_memory(rows[0][0] if rows else None)
 
     def add(self, added: Sequence[PeerRow]) -> None:

@@ -146,7 +146,7 @@ class Store:
 
     async def kept_interest(self) -> bytes | None:
         """What `keep_interest` kept last. Raises `Problem` STORE_UNAVAILABLE."""
-        rows = await self._database.rows(_kept_interest(self._database.sql))
+        rows = await self._database.few(_kept_interest(self._database.sql))
         return next((bytes(value) for (value,) in rows), None) or None
 
     def keep_interest(self, interest: bytes | None) -> None:

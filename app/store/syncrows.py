@@ -60,7 +60,7 @@ class SyncRows:
 
     async def get(self, sync_id: str) -> SyncRow | None:
         """One record."""
-        found = _sync_rows(await self._database.rows(_one(self._sql), wanted=sync_id))
+        found = _sync_rows(await self._database.few(_one(self._sql), wanted=sync_id))
         return found[0] if found else None
 
     async def under_way(self) -> list[SyncRow]:

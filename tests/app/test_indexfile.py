@@ -40,9 +40,9 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     read: list[int] = []
     original = NodeIndex._read_more
 
-    async def counted(self: NodeIndex, claims_end: int) -> bool:
+    async def counted(self: NodeIndex, *ends: int) -> bool:
         before = len(self.elements)
-        more = await original(self, claims_end)
+        more = await original(self, *ends)
         read.append(len(self.elements) - before)
         return more
 
@@ -110,10 +110,10 @@ def test_the_index_never_has_a_claim_without_its_entry(
     async def scenario() -> None:
         async with Node.open(Settings(data_dir=tmp_path)) as node:
             database = node.store.arrivals._database
-            rows, statements = database.rows, []
+            few, statements = database.few, []
 
             async def with_news_between(query: Query, **arguments: int) -> list[Row]:
-                found = await rows(query, **arguments)
+                found = await few(query, **arguments)
                 statements.append(query)
                 if statements.count(_entry_elements(database.sql)) == 1:
                     await node.door.publish_many([publication(9)])
@@ -123,7 +123,7 @@ def test_the_index_never_has_a_claim_without_its_entry(
             await node.index.catch_up()
             digest = entry_digest(decode(publication(1).frame)[0])
             await node.door.publish_claims([(digest, b"late")])
-            monkeypatch.setattr(database, "rows", with_news_between)
+            monkeypatch.setattr(database, "few", with_news_between)
             await node.index.catch_up()
             assert len(node.index.elements) == 3
             await node.index.catch_up()
