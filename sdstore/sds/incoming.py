@@ -207,21 +207,25 @@ class Incoming:
         self._to_fetch[message_id] = None
         if isinstance(known, _LostId):
             self._save_lost(known)
+        if message_id in self._passed:
+            self._save_passed(known.entry)
 
     def passed(self, cause: str, member: Member) -> None:
         """A message of this member is delivered although it depends on this cause, which will be late."""
         if cause in self._passed:
             return
-        self._place += 1
         known = self._missing.get(cause) or self._lost.get(cause)
-        entry = HistoryEntry(cause) if known is None else known.entry
-        record = pb.Forgone(
-            place=self._place, retrieval_hint=entry.retrieval_hint, sender_id=entry.sender_id
-        )
-        self._turn.put(PASSED + cause, record)
+        self._save_passed(HistoryEntry(cause) if known is None else known.entry)
         self._passed.add(cause, member)
         if len(self._passed) > self._options.lost_max:
             self._forget_passed(self._passed.first_to_go())
+
+    def _save_passed(self, entry: HistoryEntry) -> None:
+        self._place += 1
+        record = pb.Forgone(
+            place=self._place, retrieval_hint=entry.retrieval_hint, sender_id=entry.sender_id
+        )
+        self._turn.put(PASSED + entry.message_id, record)
 
     def is_late(self, message_id: str) -> bool:
         """Whether a message that depends on this one, which is delivered now, was delivered before."""
@@ -333,6 +337,7 @@ class Incoming:
         message_id, options = entry.message_id, self._options
         self._noted.discard(message_id)
         if (missing := self._missing.get(message_id)) is not None:
+            self.learn_author(entry)
             if not missing.member.account:  # a stranger, who could have invented it
                 missing.member = member
             if options.on_lost is OnLost.DELIVER:
@@ -609,7 +614,8 @@ class Incoming:
         """All messages that wait are restored: what delivered ones skipped is missing as before."""
         known = (self._waiting, self._lost, self._missing)
         for message_id, record in saved.passed.items():
+            entry = HistoryEntry(message_id, record.retrieval_hint, record.sender_id)
+            self.learn_author(entry)
             if not any(message_id in each for each in known) and not self._is_logged(message_id):
-                entry = HistoryEntry(message_id, record.retrieval_hint, record.sender_id)
                 self._miss(entry, 0, NOBODY)
                 self._note(message_id, 0)

@@ -393,6 +393,8 @@ class Participant:
             if entry.retrieval_hint:
                 self._hints.learn(entry.message_id, entry.retrieval_hint)
             self._incoming.learn_author(entry)
+        if self._repair is not None:
+            self._repair.named(message.causal_history, self._member(message))
         if message.content:
             self._take_content(message, frame, hint, is_own=is_own)
         else:

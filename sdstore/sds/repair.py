@@ -82,7 +82,8 @@ class RepairOptions:
     answers_per_requester: int = 30
     """Answers to one requester in T_max, 0.6 MB with js-waku's filters: what ten messages can ask for.
     More requests are ignored until the next T_max begins. As many requests of ours, of 256 bytes each,
-    are for what one member named: it can have invented that. The others are put off to the next T_max."""
+    are for what one member named: it can have invented that. The others are put off to the next T_max.
+    What several named counts against the one with fewest."""
     answers_in_all: int = 300
     """Answers to all requesters in T_max, 5.6 MB, and requests of ours: senders are not authenticated, so
     one can pretend to be many."""
@@ -229,6 +230,21 @@ class Repair:
         if len(self._wanted) > self._options.wanted_max:
             oldest = self._shares.first_to_go()
             self._forget(message_id if self._shares.member(oldest) == member else oldest)
+
+    def named(self, entries: Iterable[HistoryEntry], member: Member) -> None:
+        """A message of this member names these. A wanted message counts against the one with fewest of the known
+        members who named it: IDs that are invented under one's name delay nothing that another one names too."""
+        if not (self._wanted and member.account):
+            return
+        shares = self._shares
+        for entry in entries:
+            wanted = self._wanted.get(entry.message_id)
+            if wanted is None or not wanted.member.account:
+                continue
+            if shares.of(member) < shares.of(wanted.member):
+                wanted.member = member
+                shares.discard(entry.message_id)
+                shares.add(entry.message_id, member)
 
     def _forget(self, message_id: str) -> None:
         del self._wanted[message_id]

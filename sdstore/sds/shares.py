@@ -49,6 +49,10 @@ class Shares:
         """Whom a key counts against."""
         return self._members[key]
 
+    def of(self, member: Member) -> int:
+        """What the account of a member has."""
+        return self._accounts.get(member[:2], 0)
+
     def keys_of_stranger(self, sender_id: str) -> list[str]:
         """The keys of a sender on all paths, as long as it was a stranger."""
         paths = {path for path, _ in self._accounts}

@@ -225,6 +225,12 @@ FAULTS = [
         _MEMBER,
     ),
     _fault(
+        "a request counts against the first who named the message",
+        "repair:Repair.named",
+        nothing,
+        _MEMBER,
+    ),
+    _fault(
         "a forged copy that comes first stays",
         "participant:Participant._take_copy_of_logged",
         nothing,
