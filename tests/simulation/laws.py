@@ -74,6 +74,8 @@ class Ledger:
         """What it ever said to be lost, also if a crash made it forget."""
         self._losing: list[tuple[int, str]] = []
         self._lost_on_disk: set[str] = set()
+        self._awaited: set[str] = set()
+        """What is lost for one sender and missing again, because another one's message waits for it."""
         self.acknowledged: set[str] = set()
         self.gave_up: set[str] = set()
         self.confirmed = 0
@@ -160,6 +162,11 @@ class Ledger:
         self._check_save_comes_first(effects, appended)
         for effect in effects:
             self._note(peer, effect)
+        if what != "tick":  # which asks for lost ones now and then
+            lost = self._lost_on_disk | {message_id for _, message_id in self._losing}
+            asked_for = (each.entries for each in effects if isinstance(each, Missing))
+            named = {entry.message_id for entries in asked_for for entry in entries}
+            self._awaited |= named & lost
         if what == "receive":
             received = [row for row in appended if row.number]
             self._check_order_of_cascade(received, is_cramped=peer.world.schedule.is_cramped)
@@ -182,6 +189,7 @@ class Ledger:
             case Lost():
                 law(not peer.log.contains(effect.message_id), f"{effect}, which the log has")
                 self.lost.add(effect.message_id)
+                self._awaited.discard(effect.message_id)
                 self._losing.append((peer.call_count, effect.message_id))
             case Missing():
                 for entry in effect.entries:
@@ -270,7 +278,7 @@ class Ledger:
             }
             if not self.plan.holds:
                 lost = self._lost_on_disk | {message_id for _, message_id in self._losing}
-                lacking -= lost - self._inbox.keys()
+                lacking -= lost - self._inbox.keys() - self._awaited
             law(lacking, f"{message_id} waits although no cause is missing")
 
     def _check_broadcast(self, peer: Peer, effect: Broadcast) -> None:
