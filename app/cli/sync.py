@@ -42,7 +42,7 @@ from app.logs import printable
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.records import Peer, Sync
-from sdstore.sync.report import Progress, SyncOutcome, SyncReport
+from sdstore.sync.report import NOTHING_SHARED, Progress, SyncOutcome, SyncReport
 
 verbs = typer.Typer()
 
@@ -112,8 +112,8 @@ def _unknown_channels(
 
 
 def _shares_nothing(report: dict[str, Any]) -> bool:
-    """Whether the session ended before its first request, because the nodes share no channel."""
-    return report["outcome"] == SyncOutcome.IN_SYNC and not report["requests"]
+    """Whether the nodes share no channel, so that nothing was compared."""
+    return bool(report["detail"] == NOTHING_SHARED)
 
 
 def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from app.federation.transport import url_text
 from app.store.peerrows import CHANGING, PeerRow, clean_text
 from recon.session import Interest, decode_interest
 from sdstore.sync.memory import PeerMemory
-from sdstore.sync.report import SyncOutcome, SyncReport
-from sdstore.sync.session import NOTHING_SHARED
+from sdstore.sync.report import NOTHING_SHARED, SyncOutcome, SyncReport
 
 _log = logging.getLogger("app.federation.peers")  # as in the log filters of operators
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+NOTHING_SHARED = "nothing was compared: the interests of the two nodes have no channel in common"
+"""The detail of a session that ended with its hello."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncLimits:

@@ -67,6 +67,7 @@ from sdstore.sync.memory import (
 )
 from sdstore.sync.proof import Ledger, brought_columns, columns_of, news_of
 from sdstore.sync.report import (
+    NOTHING_SHARED,
     Counts,
     Progress,
     SegmentState,
@@ -104,7 +105,6 @@ LOST_PAGES_MAX = 8  # of lost entries read to find those; later attempts read on
 NONCES_UNUSED_MAX = 3  # the one that was remembered, and one of a peer that is started anew
 MARKS_FAILED_MAX = 2  # then a session ends without a proof
 PROGRESS_INTERVAL_S = 0.1
-NOTHING_SHARED = "nothing was compared: the interests of the two nodes have no channel in common"
 
 
 @dataclass(slots=True, kw_only=True)

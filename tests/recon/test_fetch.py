@@ -230,11 +230,3 @@ def test_a_cut_fetch_goes_on_with_full_answers_after_late_elements_at_the_low_en
     assert sum(counts) == len(early) + len(late)
     assert max(counts) <= 1_000
     assert min(counts[:-1]) > 900
-
-
-def test_answers_that_say_only_how_to_ask_are_counted_as_bringing_nothing() -> None:
-    queue = FetchQueue(VIEW, Limits(fetch_barren_max=2))
-    for _ in range(2):
-        queue.put_back([])
-    with pytest.raises(RemoteProtocolError, match="no_progress"):
-        queue.put_back([])

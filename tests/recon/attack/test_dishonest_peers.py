@@ -23,6 +23,7 @@ from recon.fetch import Wanted, pack_fetch, read_fetch, resolve
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION, Limits
 from recon.responder import respond
+from recon.session import Interest, SessionHeader
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support import liars
@@ -177,7 +178,11 @@ def test_splits_without_end_stop_at_each_budget(limits: Limits, code: str) -> No
 def test_requests_in_flight_may_all_find_the_interest_unknown_once() -> None:
     place = world(1)
     view = view_of(place.ours, place.header)
-    session = Initiator(view, place.header, options=Options(ranges_per_request=2))
+    # Longer than its name: shorter ones go in full with each request.
+    interest = Interest.make(channels=frozenset({"one channel", "another channel"})).encode()
+    nonces = place.header.initiator_nonce, place.header.responder_nonce
+    header = SessionHeader(*nonces, interest)
+    session = Initiator(view, header, options=Options(ranges_per_request=2))
     asked = [session.next_request() for _ in range(3)]
     unknown = ReconResponse(status=recon_pb2.UNKNOWN_INTEREST)
     events = [session.receive(each.request_id, unknown) for each in asked if each]
