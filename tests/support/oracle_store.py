@@ -60,18 +60,23 @@ class OracleStore:
         new = {e.message.channel_id for e in entries if e.digest not in self.kept}
         for channel_id in sorted(new - self.channel_numbers.keys()):
             self.channel_numbers[channel_id] = len(self.channel_numbers) + 1
-        return [self._write(entry) for entry in entries]
+        of_peers = {entry.digest for entry in entries if entry.is_from_peer}
+        return [self._write(entry, is_from_peer=entry.digest in of_peers) for entry in entries]
 
-    def _write(self, entry: NewEntry) -> bool:
+    def _write(self, entry: NewEntry, *, is_from_peer: bool) -> bool:
         is_new = entry.digest not in self.kept
         if is_new:
             self.kept[entry.digest] = Kept(len(self.kept) + 1, entry)
             self._learn_history(entry)
         hints = self.kept[entry.digest].hints
+        limits = self.limits
+        most = limits.hint_claims_per_entry_max
+        if is_from_peer:
+            most = limits.hint_claims_with_peers_max
         for claim in entry.claims:
             if claim.hint in hints:
                 hints[claim.hint] = min(hints[claim.hint], int(claim.source))
-            elif len(hints) < self.limits.hint_claims_per_entry_max:
+            elif len(hints) < most:
                 hints[claim.hint] = int(claim.source)
         return is_new
 

@@ -48,7 +48,6 @@ def test_every_verb_of_an_operator_finds_the_token_of_the_node_on_its_machine(
             ("interests", "reset"),
             ("quarantine", "list"),
             ("reload",),
-            ("check",),
         ):
             done = process(*verb, "--node", second.url)
             assert done.code == 0, (verb, done.err)

@@ -17,6 +17,7 @@ import pytest
 
 from app.federation.peer import Peer, PeerState
 from app.federation.records import Records
+from sdstore.sync.memory import Aside
 from tests.support.federation import message, open_nodes, run
 from tests.support.server import AS_OPERATOR, RunningNode, running_node
 
@@ -175,7 +176,7 @@ def test_a_quiet_peer_is_written_now_and_again_a_large_memory_seldom_and_a_new_s
                 peer.state, peer.in_sync_at_ms = state, int(now_s * 1_000)
                 if memory_bytes is not None:
                     raw = random.Random(SEED).randbytes(memory_bytes)
-                    peer.memory = replace(peer.memory, interest=raw)
+                    peer.memory = replace(peer.memory, asides=(Aside(raw),))
                 await records.write([peer], [])
                 [(row, _)] = await records.read()
                 assert (row.in_sync_at_ms == peer.in_sync_at_ms) is is_due, (after_s, state)

@@ -248,6 +248,7 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
     "GET /metrics": [Attempt("/metrics", 403)],
     "GET /openapi.json": [Attempt("/openapi.json")],
     "GET /docs": [Attempt("/docs")],
+    "GET /docs/{name}": [Attempt("/docs/start.js")],
 }
 
 

@@ -28,7 +28,7 @@ async def damaged(tmp_path: Path) -> Path:
     store.writer.write([entry_of(content_frame(n), b"hint") for n in range(MESSAGES)])
     await store.close()
     content = bytearray(path.read_bytes())
-    for page in range(40, len(content) // PAGE_BYTES):
+    for page in range(48, len(content) // PAGE_BYTES):
         content[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = b"\xff" * PAGE_BYTES
     path.write_bytes(content)
     return path
