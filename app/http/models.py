@@ -224,8 +224,8 @@ class InterestJson(BaseModel):
     all: bool
     channels: list[str]
     prefixes: list[str]
-    lamport_from: int | None
-    lamport_to: int | None
+    lamport_from: str | None
+    lamport_to: str | None
     origin: str
     set_at_ms: int | None
 

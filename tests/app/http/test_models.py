@@ -90,7 +90,11 @@ def test_bodies_and_their_replies_are_documented(node: RunningNode, tmp_path: Pa
     published = node.http.get("/v1/messages/m1").json()
     told("POST", "/v1/messages", node.http.post("/v1/messages", json=published))
     told("POST", "/v1/tokens", node.http.post("/v1/tokens", json={"scopes": ["read"]}))
-    told("PUT", "/v1/recon/interests", node.http.put("/v1/recon/interests", json={"all": True}))
+    told(
+        "PUT",
+        "/v1/recon/interests",
+        node.http.put("/v1/recon/interests", json={"all": True, "lamport_from": 5}),
+    )
     told("POST", "/v1/reload", node.http.post("/v1/reload"))
     with running_node(tmp_path) as peer:
         added = node.http.post("/v1/peers", json={"url": peer.url})
