@@ -208,6 +208,8 @@ class _Reader:
 
     def __init__(self, path: Path, life_s_max: float, *, is_frozen: bool) -> None:
         self.connection = _reading_connection(path)
+        # Each map of the file counts in full as memory of this process: one of them is enough.
+        self.connection.execute("PRAGMA mmap_size = 0")
         self._life_s_max = life_s_max
         self._ends_s = monotonic() + life_s_max
         self._is_frozen = is_frozen
