@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import resource
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
@@ -57,28 +55,8 @@ def spam(number: int) -> Message:
     return message(number, content=b"spam %d" % number)
 
 
-def anonymous_mib() -> int:
-    """Memory of this process without the pages of files that it has mapped, which the system can take back."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) // 1024
-
-
-@contextmanager
-def peak_of_memory() -> Iterator[list[int]]:
-    """The largest `anonymous_mib` while the block runs, ten times a second."""
-    peak, is_over = [anonymous_mib()], Event()
-
-    def watch() -> None:
-        while not is_over.wait(0.1):
-            peak[0] = max(peak[0], anonymous_mib())
-
-    watching = Thread(target=watch)
-    watching.start()
-    try:
-        yield peak
-    finally:
-        is_over.set()
-        watching.join()
+def peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 async def good_ones_arrive(one: Node, two: Node, spam_count: int) -> None:
@@ -90,14 +68,13 @@ async def good_ones_arrive(one: Node, two: Node, spam_count: int) -> None:
     await publish(two, good)
     await publish(one, [message(-5, content=b"ours")])
     peer, memory = InProcessPeer(two), Remembered()
-    before_mib = anonymous_mib()
-    with peak_of_memory() as peak:
-        report = await sync_with_peer(local_of(one), peer, one.interests.current, memory=memory)
+    before_mib = peak_mib()
+    report = await sync_with_peer(local_of(one), peer, one.interests.current, memory=memory)
     assert len(await holdings(one)) == GOOD_COUNT + 1
     assert report.entries_sent == 1
     assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True), report
     assert report.set_aside_count == spam_count
-    assert peak[0] - before_mib < SHARE_MIB_MAX
+    assert peak_mib() - before_mib < SHARE_MIB_MAX
     # Later sessions fetch none of it again, and bring what is new.
     await publish(two, [message(spam_count // 2, content=b"good, later"), spam(spam_count)])
     peer.requests.clear()
