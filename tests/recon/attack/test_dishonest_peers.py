@@ -178,8 +178,8 @@ def test_splits_without_end_stop_at_each_budget(limits: Limits, code: str) -> No
 def test_requests_in_flight_may_all_find_the_interest_unknown_once() -> None:
     place = world(1)
     view = view_of(place.ours, place.header)
-    # Longer than its name: shorter ones go in full with each request.
-    interest = Interest.make(channels=frozenset({"one channel", "another channel"})).encode()
+    # Shorter ones go in full in each session.
+    interest = Interest.make(channels=frozenset({"one channel", "another channel" * 10})).encode()
     nonces = place.header.initiator_nonce, place.header.responder_nonce
     header = SessionHeader(*nonces, interest)
     session = Initiator(view, header, options=Options(ranges_per_request=2))
