@@ -1,6 +1,6 @@
 """An SDS participant of one channel: frames, content and time in, effects out. No I/O, no clock.
 
-Rules, one per line (the specification's words; docs/participant.md names the test of each):
+Rules, one per line (the specification's words; tests/sds/specification.md names the test of each):
 
 - sending: the Lamport clock becomes max(now, clock + 1); the message refers to the newest messages and
   the heads of the log; it carries the bloom filter as it was before; it enters the log, and the

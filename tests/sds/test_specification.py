@@ -1,6 +1,6 @@
 """The clauses of the SDS specification that concern a participant, one by one, in its order.
 
-docs/participant.md lists every clause with the test that covers it; those that other files cover better
+tests/sds/specification.md lists every clause with the test that covers it; those that other files cover better
 are not repeated here.
 """
 
