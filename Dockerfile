@@ -1,4 +1,4 @@
-# One store node; docs/operating.md has the commands ("In a container"). The image holds the locked packages
+# One store node; docs/operations.md has the commands ("In a container"). The image holds the locked packages
 # and the wheel, nothing to build with.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src

@@ -122,8 +122,10 @@ class _NodeCollector(Collector):
         yield _counter("ingest_groups", "Transactions committed", counters.groups)
         yield _counter("ingest_entries", "Messages in committed transactions", counters.entries)
         yield _counter("ingest_bytes", "Bytes of frames committed", counters.bytes)
-        yield _counter("ingest_failed_groups", "Transactions undone", counters.failed_groups)
-        yield _gauge("ingest_group_largest", "Messages of the largest one", counters.largest_group)
+        yield _counter("ingest_failed_groups", "Transactions that failed", counters.failed_groups)
+        yield _gauge(
+            "ingest_group_largest", "Messages of the largest transaction", counters.largest_group
+        )
         yield _gauge("ingest_queue_items", "Messages waiting", counters.queue_items)
         yield _gauge("ingest_queue_bytes", "Bytes of frames waiting", counters.queue_bytes)
         yield _gauge("index_elements", "Elements of the range index", len(self._index.elements))
@@ -135,10 +137,14 @@ class _NodeCollector(Collector):
         read = self._lost_content.read_count
         yield _counter("verified_frames", "Stored frames read by passes over all of them", read)
         ended_s = self._lost_content.pass_ended_s
-        yield _gauge("verification_pass_ended_seconds", "Time of the last such pass", ended_s)
+        yield _gauge(
+            "verification_pass_ended_seconds",
+            "When the last pass over all frames ended; 0 before the first",
+            ended_s,
+        )
         yield _gauge("live_readers", "Live readers connected", self._live.readers_count)
         yield _gauge("orders_cached", "Orders of channels in memory", self._orders.count)
-        yield _gauge("orders_bytes", "Their memory, estimated", self._orders.bytes_count)
+        yield _gauge("orders_bytes", "Memory of the orders, estimated", self._orders.bytes_count)
 
 
 class _RelayCollector(Collector):
@@ -151,7 +157,7 @@ class _RelayCollector(Collector):
         yield _gauge("relay_links", "Links with peers that are up", self._links.count)
         relayed = CounterMetricFamily(
             "sdstore_relayed",
-            "Sync and ephemeral messages by what became of them",
+            "Sync and ephemeral messages by outcome; dropped counts each peer or worker that was too slow",
             labels=("outcome",),
         )
         relayed.add_metric(["passed"], counters.passed)
@@ -237,7 +243,7 @@ def _sync_families(totals: list[tuple[str, PeerTotals]]) -> Iterator[Family]:
     )
     aside = GaugeMetricFamily(
         "sdstore_peer_set_aside",
-        "Elements that the last sync left out, because one side cannot give or does not take them",
+        "Elements that the last sync left out, because one side cannot send or refuses them",
         labels=("peer",),
     )
     for url, each in totals:

@@ -1,7 +1,7 @@
 """Every command that README.md and docs/ show is run, as it stands, in a shell of its own.
 
-docs/errors.md has a test of its own (tests/app/http/test_errors_doc.py), so has docs/operating.md
-(tests/test_operating_page.py), and so has the reference in
+docs/errors.md has a test of its own (tests/app/http/test_errors_doc.py), so has docs/operations.md
+(tests/test_operations_page.py), and so has the reference in
 docs/cli.md (tests/app/cli/test_docs.py).
 """
 
@@ -38,7 +38,7 @@ from tests.support.federation import message
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-TESTED_ELSEWHERE = {"errors.md", "operating.md"}
+TESTED_ELSEWHERE = {"errors.md", "operations.md"}
 PASTE_S_MAX = 120
 README_NODE = "http://127.0.0.1:8000"
 

@@ -78,7 +78,9 @@ class Watermark(Collector):
         free_bytes = self.free_bytes or 0
         yield GaugeMetricFamily("sdstore_disk_free_bytes", "Bytes free on the disk", free_bytes)
         yield GaugeMetricFamily(
-            "sdstore_disk_low", "1 while messages are refused for that", self.is_low
+            "sdstore_disk_low",
+            "1 while the node takes no messages because the disk is nearly full",
+            self.is_low,
         )
 
     @property

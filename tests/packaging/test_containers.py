@@ -201,7 +201,7 @@ esac
 def test_the_image_starts_as_the_page_says_and_takes_the_token_that_was_printed(
     tmp_path: Path,
 ) -> None:
-    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     [block] = re.findall(r"(?<=\n\n)((?:    .*\n)+)", page.partition("## In a container")[2])
     port = free_port()
     (tmp_path / "docker").write_text(DOCKER)

@@ -38,9 +38,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands of docs/operating.md install, in other folders than those of the system."""
+    """What the commands of docs/operations.md install, in other folders than those of the system."""
     folder = tmp_path_factory.mktemp("installed")
-    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     block = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
     block = block.replace("/opt/sdstore", str(folder / "opt")).replace("/usr/local", str(folder))
     (folder / "bin").mkdir()

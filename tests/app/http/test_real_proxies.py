@@ -1,4 +1,4 @@
-"""nginx and Caddy with the configuration of docs/operating in front of a node, as programs of their own."""
+"""nginx and Caddy with the configuration of docs/deploy in front of a node, as programs of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.debian import program
 from tests.support.routes import ROUTES
 from tests.support.server import PROTOBUF, running_node
 
-EXAMPLES = Path(__file__).parents[3] / "docs" / "operating"
+EXAMPLES = Path(__file__).parents[3] / "docs" / "deploy"
 STARTS_WITHIN_S = 20
 
 
@@ -35,7 +35,7 @@ def nginx(folder: Path, ports: tuple[int, int]) -> list[str]:
         (EXAMPLES / "nginx.conf")
         .read_text()
         .replace("127.0.0.1:8000", f"127.0.0.1:{ports[0]}")
-        .replace("443", f"127.0.0.1:{ports[1]}")
+        .replace("listen 443 ", f"listen 127.0.0.1:{ports[1]} ")
         .replace("/etc/ssl/store.example.pem", str(folder / "proxy.pem"))
         .replace("/etc/ssl/store.example.key", str(folder / "proxy.pem"))
     )
