@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -342,13 +342,13 @@ class View:
             high += int(run.high[-1])
         return low, high
 
-    def total(self, added: Columns | None = None, removed: Columns | None = None) -> Total:
+    def total(self, added: Iterable[Columns] = (), removed: Iterable[Columns] = ()) -> Total:
         """All of the view, with some elements that it lacks and without some that it has."""
         count, sums = len(self), self._sums()
-        for columns, sign in ((added, 1), (removed, -1)):
-            if columns is not None and len(columns):
+        for pieces, sign in ((added, 1), (removed, -1)):
+            for columns in pieces:
                 lanes = self._hasher.lanes(columns.orders, np.ascontiguousarray(columns.ids))
-                low, high = (sign * sum(lane.tolist()) for lane in lanes)
+                low, high = (sign * int(lane.sum(dtype=np.uint64)) for lane in lanes)
                 count, sums = count + sign * len(columns), (sums[0] + low, sums[1] + high)
         return Total(count, b"".join((each & _WORD).to_bytes(8, "little") for each in sums))
 

@@ -52,8 +52,8 @@ WRITER_CACHE_KIB = 64 * 1024
 """Holds the indexes of some 500,000 messages: random keys make every insert touch them all."""
 
 READER_CACHE_KIB = 16 * 1024
-READER_MMAP_BYTES = 1024**3
-"""Pages are read where the system caches them instead of being copied; address space, not memory."""
+"""Of each reading connection. No file is mapped: that would save 1 of the 15 microseconds of a look-up by ID,
+count the whole file as memory of this process, and end it with SIGBUS where a disk cannot be read."""
 
 WAL_PAGES = 65_536
 """256 MiB of write-ahead log before a checkpoint, which then writes each changed page only once:
@@ -208,8 +208,6 @@ class _Reader:
 
     def __init__(self, path: Path, life_s_max: float, *, is_frozen: bool) -> None:
         self.connection = _reading_connection(path)
-        # Each map of the file counts in full as memory of this process: one of them is enough.
-        self.connection.execute("PRAGMA mmap_size = 0")
         self._life_s_max = life_s_max
         self._ends_s = monotonic() + life_s_max
         self._is_frozen = is_frozen
@@ -605,7 +603,6 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _reading_connection(path: Path) -> sqlite3.Connection:
     connection = _connect(path)
     connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
-    connection.execute(f"PRAGMA mmap_size = {READER_MMAP_BYTES}")
     return connection
 
 

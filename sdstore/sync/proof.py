@@ -18,9 +18,10 @@ on one side only. Therefore the `Baseline` counts it in or out by ID (`news_of`)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -126,12 +127,15 @@ class Moved:
         """Whether these differences explain the whole difference between `view` and the peer's total."""
         if self.is_overfull:
             return False
-        removed = self.offered | self.unnamed
-        needed, over = columns_of(self.needed), unpack_columns(self.passed_over)
-        orders = np.concatenate((needed.orders, over[0]))
-        ids = np.concatenate((needed.ids, over[1]))
-        added = Columns(orders, ids, np.zeros(len(ids), np.uint32))
-        return view.total(added, columns_of(removed)) == theirs
+        added = chain([columns_of(self.needed)], self._passed_over_in_pieces())
+        return view.total(added, [columns_of(self.offered | self.unnamed)]) == theirs
+
+    def _passed_over_in_pieces(self) -> Iterator[Columns]:
+        """The needed elements that were passed over, a few MB at a time."""
+        piece_bytes = MOVED_MAX * ELEMENT_BYTES
+        for start in range(0, len(self.passed_over), piece_bytes):
+            orders, ids = unpack_columns(self.passed_over[start : start + piece_bytes])
+            yield Columns(orders, ids, np.zeros(len(ids), np.uint32))
 
     def counted_in(self, aside: SetAside) -> dict[bytes, int]:
         """The elements that the next baseline counts in: those that the peer got."""

@@ -38,9 +38,9 @@ class Written:
     counts: list[int]
     digests: list[bytes]
 
-    def commits_within(self, size_bytes: int) -> int:
-        """The number of commits that a log of this length has in full."""
-        return sum(end <= size_bytes for end in self.ends)
+    def commits_in(self, log: bytes) -> int:
+        """The number of commits that this log has in full."""
+        return sum(log[:end] == self.log[:end] for end in self.ends)
 
 
 async def written(url: str, folder: Path, random: Random) -> Written:
@@ -78,36 +78,37 @@ def lay(whole: Written, path: Path, log: bytes) -> None:
     Path(f"{path}-wal").write_bytes(log)
 
 
-def images(whole: Written, random: Random) -> Iterator[tuple[int, bytes]]:
-    """Logs as they can be on a disk after a power cut, each with the number of commits in it."""
+def images(whole: Written, random: Random) -> Iterator[bytes]:
+    """Logs as they can be on a disk after a power cut."""
     while True:
         size = random.randrange(1, len(whole.log))
         damaged = bytearray(whole.log)
         match random.choice(("cut", "zeros", "garbage", "hole", "stale")):
             case "cut":
-                yield whole.commits_within(size), whole.log[:size]
-            case "zeros":  # the length reached the disk, the bytes did not
-                yield whole.commits_within(size), whole.log[:size] + bytes(len(whole.log) - size)
+                yield whole.log[:size]
+            case "zeros":  # the length reached the disk, the bytes did not; they can have been zeros, too
+                yield whole.log[:size] + bytes(len(whole.log) - size)
             case "garbage":
-                yield whole.commits_within(size), whole.log[:size] + random.randbytes(9_000)
+                yield whole.log[:size] + random.randbytes(9_000)
             case "hole":  # a sector in the middle did not reach the disk
                 size -= size % 512
                 lost = bytes(damaged[size : size + 512])
                 damaged[size : size + 512] = random.randbytes(len(lost))
-                yield whole.commits_within(size), bytes(damaged)
+                yield bytes(damaged)
             case "stale":  # the rest is what an earlier round of the log left there
                 stale = whole.log[size // 2 : size // 2 + 99_000]
-                yield whole.commits_within(size), whole.log[:size] + stale
+                yield whole.log[:size] + stale
 
 
 async def check(whole: Written, folder: Path, random: Random, count: int, seconds: float) -> int:
     """Open images until `count` or the time is reached; the number of images."""
     until = time.monotonic() + seconds
     path = folder / "image.db"
-    for number, (commits, log) in zip(range(count), images(whole, random), strict=False):
+    for number, log in zip(range(count), images(whole, random), strict=False):
         if time.monotonic() > until:
             return number
         lay(whole, path, log)
+        commits = whole.commits_in(log)
         stored = whole.counts[commits - 1] if commits else 0
         raw = sqlite3.connect(path)
         found = raw.execute("SELECT digest FROM messages ORDER BY seq").fetchall()
