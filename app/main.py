@@ -10,7 +10,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from app.http.application import application, opened
-from app.settings import Settings, load_settings
+from app.server.settings import Settings, load_settings
 
 __all__ = ["create_app", "opened"]
 

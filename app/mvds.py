@@ -21,9 +21,9 @@ from app.entries import Entry, NewEntry, Outcome
 from app.errors import Code, Problem
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door, Prepared
+from app.ingest.policy import Way
 from app.ingest.prepare import Publication
-from app.limits import Limits
-from app.policy import Way
+from app.server.limits import Limits
 from app.store.mvdspeers import PeerState, Source
 from app.store.store import Store
 from sdstore.mvds import (

@@ -32,11 +32,11 @@ from typing import NamedTuple, TypeVar
 import orjson
 from blake3 import blake3
 
+from app.access.rates import Budget
 from app.entries import START, Entry
 from app.errors import Code, Problem
-from app.limits import Limits
-from app.rates import Budget
-from app.sharing import Sharing, Turns
+from app.server.limits import Limits
+from app.server.sharing import Sharing, Turns
 from app.store.entryrows import LeftOut
 from app.store.store import Store
 from sdstore.ordering import Change, Ordering, OrderingError, Roles

@@ -21,7 +21,7 @@ from typing import Any
 
 from app.entries import NewEntry, WriteResult
 from app.ingest.prepare import Publication, prepare
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.database import ManyQuery, Row
 from app.store.frames import Codec, FrameUnpacker, PackedFrame, Unpacked
 from app.store.framewriter import FrameWriter

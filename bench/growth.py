@@ -27,12 +27,12 @@ from typing import Any
 
 import uvloop
 
-from app.callers import Caller
+from app.access.callers import Caller
 from app.cli.server import GC_THRESHOLDS
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
-from app.node import Node
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import Node
+from app.server.settings import Settings
 from bench.loading import load_file
 from bench.scratch import in_scratch
 from bench.table import publish

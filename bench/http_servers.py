@@ -23,8 +23,8 @@ import uvicorn
 import uvloop
 
 from app.cli.server import bind, run_node, url_of
-from app.node import Node
-from app.settings import Settings
+from app.server.node import Node
+from app.server.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from app.entries import Outcome
 from app.errors import Problem
 from app.ingest.door import open_door
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS as LIMITS
+from app.server.limits import DEFAULT_LIMITS as LIMITS
 
 BATCH = LIMITS.group_items_max
 

@@ -24,7 +24,7 @@ from sqlalchemy.engine import Engine
 
 from app.entries import NewEntry
 from app.ingest.prepare import Publication, prepare
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.schema import migrate
 from app.store.store import Store
 from bench.frame_workloads import small_frames

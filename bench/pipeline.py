@@ -30,7 +30,7 @@ from sqlalchemy import make_url
 
 from app.entries import NewEntry
 from app.ingest.prepare import Publication, prepare
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from bench.loading import Item, load_file
 from bench.postgres_server import THROW_AWAY, running_postgres

@@ -29,7 +29,7 @@ from sqlalchemy import Table
 from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
 from app.ingest.door import Door, open_door
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.postgres import POSTGRES, adapt, array_of, session_settings
 from app.store.schema import frames, messages, migrate
 from bench.frame_workloads import small_frames

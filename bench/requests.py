@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from app.limits import DEFAULT_LIMITS as NODE_LIMITS
+from app.server.limits import DEFAULT_LIMITS as NODE_LIMITS
 from bench.table import publish
 from recon.codec import Asks, pack_asks, pack_counts, pack_ranges
 from recon.cuts import bounds_at

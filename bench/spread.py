@@ -29,8 +29,8 @@ from typing import Any
 import matplotlib as mpl
 
 from app.federation.schedule import Schedule, Verdict
-from app.limits import DEFAULT_LIMITS
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import Settings
 from bench.scratch import in_scratch
 from bench.spread_nodes import measure_nodes
 from bench.table import publish

@@ -17,7 +17,7 @@ from random import Random
 from statistics import median, quantiles
 from urllib.parse import urlsplit
 
-from app.tokens import TOKENS_FILE, TokenFile
+from app.access.tokens import TOKENS_FILE, TokenFile
 from bench.frame_workloads import small_frames
 from bench.http import CHANNELS, FORMS, Row, Sampled
 from bench.http_load import request

@@ -19,7 +19,7 @@ from secrets import token_hex
 
 from blake3 import blake3
 
-from app.disk import sync_path
+from app.server.disk import sync_path
 from pipeline import manifest as manifests
 from pipeline.manifest import FileRecord, Manifest, ManifestError, PipelineError
 

@@ -23,7 +23,7 @@ from app.entries import NewEntry, Outcome, OutcomeKind
 from app.errors import Problem
 from app.ingest.door import Door, open_door
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS, Limits
+from app.server.limits import DEFAULT_LIMITS, Limits
 from pipeline import manifest as manifests
 from pipeline.check import Fault
 from pipeline.columns import CLAIMS, ENTRIES

@@ -29,7 +29,7 @@ from app.cli.about import MARK
 from app.cli.files import delimited
 from app.cli.program import MODULES
 from app.demo.nodes import running_node
-from app.settings import load_settings
+from app.server.settings import load_settings
 from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode
 from tests.support.cli import cli

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app import interests
+from app.federation import interests
+from app.federation.interests import Interests
 from app.ingest.door import Door
-from app.interests import Interests
 from app.recon.endpoint import ReconEndpoint
 from app.store.groupwriter import GroupWriter
 from tools.house import ROOT, crossed, lines_of_modules

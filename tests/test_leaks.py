@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.tokens import TokenFile
+from app.access.tokens import TokenFile
 from tests.support.leaks import Leaks
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ def test_a_token_or_its_secret_in_any_log_is_found_and_not_repeated(
 ) -> None:
     _, text = TokenFile(tmp_path / "tokens.json").create(scopes=["read"])
     secret = text.rpartition("_")[2]
-    log = logging.getLogger("app.tokens")
+    log = logging.getLogger("app.access.tokens")
     log.debug("digest %s, token sds_%s", "a" * 64, text[4:16])
     assert taken(leaks) == []
     log.debug("%s", secret)
@@ -50,7 +50,7 @@ def test_a_token_or_its_secret_in_any_log_is_found_and_not_repeated(
         subprocess.run(writing, stderr=file, check=True)
     found = taken(leaks)
     assert [each.partition(":")[0] for each in found] == [
-        "an access token in a log record of app.tokens",
+        "an access token in a log record of app.access.tokens",
         "an access token in a log record of a library",
         "an access token in a log record of httpx",
         "an access token in stderr of a process",

@@ -27,8 +27,8 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from app.http.connection import Connection
 from app.ingest.committer import GroupCommitter
+from app.server.connection import Connection
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, running_node

@@ -10,8 +10,8 @@ from urllib.request import getproxies
 
 import typer
 
+from app.access.operator import token_for
 from app.cli.output import CliError, Exit
-from app.operator import token_for
 
 TokenPath = Annotated[
     Path | None,

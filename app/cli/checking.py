@@ -18,9 +18,9 @@ from app.cli.database import SQLITE_PREFIX
 from app.cli.output import counted
 from app.entries import Entry, group_of_entries
 from app.errors import Problem
-from app.limits import DEFAULT_LIMITS
 from app.recon.index import NodeIndex
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import Settings
 from app.store.channelpages import ChannelInfo
 from app.store.database import chunks
 from app.store.entryrows import MARKS_REMEMBERED_MAX, Position

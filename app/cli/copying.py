@@ -29,8 +29,8 @@ from app.entries import NOTHING_ARRIVED, Entry, Outcome, Token, Watermark
 from app.errors import Code, Problem
 from app.ingest.door import Door
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import Settings
 from app.store.store import Store
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.output import CliError, Exit
-from app.disk import sync_path
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
-from app.settings import Settings, load_settings
+from app.server.disk import sync_path
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import Settings, load_settings
 from app.store.faults import StoreError as DatabaseError
 
 if TYPE_CHECKING:

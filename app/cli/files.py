@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from app.cli.output import CliError, Exit
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication, read_json_item
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import to_json

@@ -18,7 +18,7 @@ from app.cli.files import (
 )
 from app.cli.options import PATIENCE
 from app.cli.output import CliError, Exit
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.client import AsyncStoreClient
 from sdstore.participant.backfill import Fetched
 from sdstore.sds.codec import decode

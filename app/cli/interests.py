@@ -9,7 +9,7 @@ import typer
 
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl, node_client
 from app.cli.output import CliError, Exit, counted, print_json, print_note, stdout
-from app.logs import printable
+from app.server.logs import printable
 
 verbs = typer.Typer()
 interests = typer.Typer(help="Show and change which channels a running node syncs with its peers.")

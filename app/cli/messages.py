@@ -56,8 +56,8 @@ from app.cli.output import (
 )
 from app.hexadecimal import not_a_hex_hint
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
-from app.logs import printable
+from app.server.limits import DEFAULT_LIMITS
+from app.server.logs import printable
 from sdstore.client import StoreClient
 from sdstore.client.calls import Batcher, batches
 from sdstore.client.errors import StoreError

@@ -26,7 +26,7 @@ def node_url(text: str) -> str:
         url = checked_url(text)
     except ValueError as error:
         raise CliError(Exit.USAGE, "invalid_parameter", f"--node {error}") from error
-    # By name, the call could reach another program that listens on [::1] (`app.operator`).
+    # By name, the call could reach another program that listens on [::1] (`app.access.operator`).
     return re.sub(r"^http://localhost(?=[:/]|$)", "http://127.0.0.1", url)
 
 

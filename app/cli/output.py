@@ -24,7 +24,7 @@ from rich.text import Text
 
 from app.cli import interrupts
 from app.errors import Code, Problem
-from app.logs import printable
+from app.server.logs import printable
 from sdstore.client.errors import StoreError
 from sdstore.sync.report import SegmentState, SyncOutcome
 

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from app.access.operator import OPERATOR_FILE, InUseError, announced, has_token, locked
 from app.cli.access import access, with_remedy
 from app.cli.interrupts import loading
 from app.cli.options import (
@@ -28,9 +29,8 @@ from app.cli.options import (
 )
 from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.errors import SettingsError
-from app.limits import limits_table
-from app.operator import OPERATOR_FILE, InUseError, announced, has_token, locked
-from app.settings import Settings, load_settings
+from app.server.limits import limits_table
+from app.server.settings import Settings, load_settings
 
 verbs = typer.Typer()
 
@@ -253,7 +253,7 @@ def _refuse_workers(settings: Settings, provenance: dict[str, str]) -> None:
 def _check_policy(name: str) -> None:
     """Raises SettingsError here, and not in each worker, for a policy that cannot be loaded."""
     with loading():
-        from app.policy import load_policy  # noqa: PLC0415 - brings code of the operator
+        from app.ingest.policy import load_policy  # noqa: PLC0415 - brings code of the operator
 
     load_policy(name)
 
@@ -261,14 +261,14 @@ def _check_policy(name: str) -> None:
 def _check_certificate(settings: Settings) -> None:
     """Raises SettingsError for a certificate that cannot be read: starting again does not mend it."""
     with loading():
-        from app.reload import checked_certificate  # noqa: PLC0415 - brings the store
+        from app.server.reload import checked_certificate  # noqa: PLC0415 - brings the store
 
     checked_certificate(settings)
 
 
 def _has_tokens(settings: Settings) -> bool:
     with loading():
-        from app.tokens import TokenFile, tokens_path  # noqa: PLC0415 - brings the store
+        from app.access.tokens import TokenFile, tokens_path  # noqa: PLC0415 - brings the store
 
     return bool(TokenFile(tokens_path(settings)).read())
 

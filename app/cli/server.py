@@ -40,15 +40,15 @@ from app.cli.output import CliError, Exit
 from app.errors import Problem, SettingsError
 from app.http.application import application_of
 from app.http.metrics import giving_metrics
-from app.http.server import NodeServer, WaitingServer, serving
-from app.limits import DEFAULT_LIMITS, Limits
-from app.logs import set_level, start_logging
-from app.node import Node
-from app.reload import Loaded, checked_certificate, log_reload, merged, reload_settings
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.logs import set_level, start_logging
+from app.server.node import Node
+from app.server.reload import Loaded, checked_certificate, log_reload, merged, reload_settings
+from app.server.server import NodeServer, WaitingServer, serving
+from app.server.settings import Settings
+from app.server.workers import Board, WorkerPlace, WorkerState
 from app.store.faults import DatabaseUnreachableError
 from app.store.faults import StoreError as DatabaseError
-from app.workers import Board, WorkerPlace, WorkerState
 
 BACKLOG = 2_048
 DESCRIPTORS_BESIDE = 256

@@ -47,7 +47,7 @@ from app.cli.output import (
     stdout,
 )
 from app.errors import Code, Problem
-from app.settings import Settings
+from app.server.settings import Settings
 from app.store.faults import StoreError as DatabaseError
 
 if TYPE_CHECKING:

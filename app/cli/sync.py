@@ -38,7 +38,7 @@ from app.cli.output import (
     table,
 )
 from app.errors import Code
-from app.logs import printable
+from app.server.logs import printable
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.records import Peer, Sync

@@ -23,12 +23,12 @@ from app.cli.output import (
     time_text,
 )
 from app.errors import Code, Problem
-from app.settings import load_settings
+from app.server.settings import load_settings
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from app.tokens import Token, TokenFile
+    from app.access.tokens import Token, TokenFile
 
 verbs = typer.Typer()
 token = typer.Typer(help="Make, list and revoke the access tokens of a node.")
@@ -126,9 +126,9 @@ def revoke(
 
 
 def _library() -> ModuleType:
-    """`app.tokens`, which brings numpy: the help of all verbs does without."""
+    """`app.access.tokens`, which brings numpy: the help of all verbs does without."""
     with loading():
-        from app import tokens  # noqa: PLC0415
+        from app.access import tokens  # noqa: PLC0415
 
     return tokens
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from app.cli.files import DelimitedReader
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message

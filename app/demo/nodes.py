@@ -14,7 +14,7 @@ from threading import Thread
 from typing import IO
 
 from app.cli.output import CliError, Exit
-from app.settings import ENVIRONMENT_PREFIX
+from app.server.settings import ENVIRONMENT_PREFIX
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0

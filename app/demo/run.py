@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from app.access.operator import token_for
 from app.cli.options import AsJson
 from app.cli.output import (
     CliError,
@@ -25,7 +26,6 @@ from app.cli.output import (
 from app.cli.sync import watch
 from app.demo.messages import conversation, overlapping_halves, real_frames
 from app.demo.nodes import running_node
-from app.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import decode

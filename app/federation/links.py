@@ -25,14 +25,14 @@ import httpx
 import orjson
 import zstandard
 
-from app.bus import Presence
 from app.errors import Code, Problem
 from app.federation.peer import Peer
 from app.federation.peers import Peers
 from app.federation.transport import url_text
-from app.limits import Limits
-from app.relay import Passing, Relay, RelayReader
-from app.supervisor import Supervisor, ended
+from app.live.bus import Presence
+from app.live.relay import Passing, Relay, RelayReader
+from app.server.limits import Limits
+from app.server.supervisor import Supervisor, ended
 from sdstore.client.errors import StoreError, error_of_reply
 from sdstore.client.exchange import CONNECT_TIMEOUT_S, network_reason
 from sdstore.client.live import EventReader, ServerEvent

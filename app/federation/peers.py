@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import httpx
 from blake3 import blake3
 
-from app.bus import Presence
 from app.errors import Code, Problem
 from app.federation.client import PeerClients
+from app.federation.interests import Interests
 from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
 from app.federation.records import Records
 from app.federation.schedule import Schedule, Verdict
@@ -42,12 +42,12 @@ from app.federation.transport import (
     url_text,
 )
 from app.ingest.committer import Committed
-from app.interests import Interests
-from app.policy import Way
+from app.ingest.policy import Way
+from app.live.bus import Presence
 from app.recon.replica import NodeReplica
-from app.settings import Settings
+from app.server.settings import Settings
+from app.server.supervisor import Supervisor, ended
 from app.store.peerrows import Lease, PeerRow
-from app.supervisor import Supervisor, ended
 from recon.initiator import hello_request
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport

@@ -1,6 +1,6 @@
 """Which process of one database syncs with which peer: fair shares of the peers.
 
-Each process announces itself over the bus once a second (`app.bus.Presence`). The rows of the peers say
+Each process announces itself over the bus once a second (`app.live.bus.Presence`). The rows of the peers say
 who holds which. From both, every process computes the same assignment, without a word between them:
 
 - A free peer goes to the process with the fewest peers among those that can hold it. The others leave it
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from app.bus import Presence
+from app.live.bus import Presence
 from app.store.peerrows import Lease, PeerRow
 
 SILENT_S_MAX = 4.0

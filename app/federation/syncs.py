@@ -18,8 +18,8 @@ from math import inf
 from typing import Any
 
 from app.errors import Code, Problem
-from app.limits import Limits
-from app.logs import begin_sync
+from app.server.limits import Limits
+from app.server.logs import begin_sync
 from app.store.syncrows import Document, SyncRow, SyncRows
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 

@@ -27,7 +27,7 @@ import httpx
 
 from app.errors import Code, Problem
 from app.federation.client import PeerClients, PeerTransport, Place, client_over, tls_context
-from app.limits import Limits
+from app.server.limits import Limits
 from sdstore.client.transport import HttpTransport, HttpxCalls
 
 URL_LENGTH_MAX = 2_048  # longer than any URL that is typed, shorter than any attack worth making

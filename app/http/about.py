@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from app.callers import Rate
+from app.access.callers import Rate
 from app.errors import Code, Problem
 from app.http.admission import Anybody, Reader
 from app.http.call import Reply
@@ -22,7 +22,7 @@ from app.http.models import Alive, Info, Ready
 from app.http.openapi import TEXT, documented, reply
 from app.http.replies import json_only
 from app.http.routing import NodeRoute
-from app.node import Node
+from app.server.node import Node
 from recon.limits import PROTOCOL_VERSION, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from sdstore.sds.codec import DECODER_VERSION
 from sdstore.sds.digest import ENTRY_CONTEXT

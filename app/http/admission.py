@@ -20,19 +20,19 @@ from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from app.callers import Authorizer, Caller, Rate, Scope, confined, stranger
+from app.access.callers import Authorizer, Caller, Rate, Scope, confined, stranger
+from app.access.proxies import address_key
+from app.access.strangers import Strangers
+from app.access.tokens import Tokens
 from app.errors import Code, Problem
 from app.http.answer import Answer
 from app.http.body import Bodies, ClientGoneError
 from app.http.call import ANSWER_KEY, AsgiScope, Call, Headers, Receive, client_of
 from app.http.forms import Form, body_form, read_json
 from app.http.routing import QUERY_KEY
-from app.limits import Limits
-from app.node import Node
-from app.proxies import address_key
-from app.sharing import Turns
-from app.strangers import Strangers
-from app.tokens import Tokens
+from app.server.limits import Limits
+from app.server.node import Node
+from app.server.sharing import Turns
 
 
 class Served(NamedTuple):

@@ -17,8 +17,8 @@ from app.http.openapi import Replies, documented, reply, two_form_body
 from app.http.pages import After, CursorKind, Cursors, fitted, next_link
 from app.http.replies import json_reply, message_json, message_protobuf, protobuf_reply
 from app.http.routing import NodeRoute, get_by_id
-from app.limits import DEFAULT_LIMITS
-from app.quarantine import Absence
+from app.ingest.quarantine import Absence
+from app.server.limits import DEFAULT_LIMITS
 from app.store.ancestry import AncestorPage
 from sdstore.wire import store_pb2 as wire
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from app.callers import Rate
+from app.access.callers import Rate
+from app.access.rates import Bucket
 from app.errors import Problem
 from app.http.call import Call, Exchange, Parts, Reply, Send, StreamedReply, length_of
 from app.http.replies import problem_reply
-from app.node import Node
-from app.rates import Bucket
+from app.server.node import Node
 
 
 class Answer:

@@ -15,7 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from app.callers import Authorizer, Scope, authorizer_without_tokens
+from app.access.callers import Authorizer, Scope, authorizer_without_tokens
+from app.access.tokens import TokenAuthorizer
 from app.errors import Problem
 from app.http import (
     about,
@@ -42,9 +43,8 @@ from app.http.front import Front, refused
 from app.http.lane import Lane
 from app.http.openapi import Document, describe
 from app.http.routing import NodeRoute, QueryForm
-from app.node import Node
-from app.settings import Settings
-from app.tokens import TokenAuthorizer
+from app.server.node import Node
+from app.server.settings import Settings
 
 ROUTERS = (
     messages.router,

@@ -17,8 +17,8 @@ import zstandard
 
 from app.errors import Code, Problem
 from app.http.call import Receive
-from app.limits import Limits
-from app.sharing import Holding, Share
+from app.server.limits import Limits
+from app.server.sharing import Holding, Share
 
 # The rest of a refused body is not read; the connection cannot be used again.
 _CLOSE = {"Connection": "close"}

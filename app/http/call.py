@@ -15,15 +15,15 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from app.callers import Caller, Readable
+from app.access.callers import Caller, Readable
+from app.access.rates import Bucket
 from app.http.forms import Form, answer_form
-from app.quarantine import Absence
-from app.rates import Bucket
-from app.sharing import Holding
+from app.ingest.quarantine import Absence
+from app.server.sharing import Holding
 from sdstore.client.transport import INSTANCE_HEADER
 
 if TYPE_CHECKING:
-    from app.node import Node
+    from app.server.node import Node
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -29,7 +29,7 @@ from app.http.pages import (
 )
 from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import NodeRoute, get_by_id
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.channelpages import ChannelInfo
 from app.store.entryrows import Position
 from app.store.gaps import Gap

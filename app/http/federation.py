@@ -17,7 +17,7 @@ from app.http.models import PeerJson, PeerList, PeerStatus, SyncJson, SyncList
 from app.http.openapi import EVENTS, body, content, documented, reply
 from app.http.replies import event, event_stream, json_only
 from app.http.routing import NodeRoute
-from app.logs import shown_url
+from app.server.logs import shown_url
 
 router = APIRouter(tags=["federation"], route_class=NodeRoute)
 

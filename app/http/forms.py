@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import BaseModel, ValidationError
 
 from app.errors import Code, Problem, fault_text
-from app.limits import Limits
+from app.server.limits import Limits
 
 if TYPE_CHECKING:
     from app.http.call import Call

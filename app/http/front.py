@@ -34,7 +34,7 @@ from app.http.counters import RouteStats
 from app.http.lane import Lane
 from app.http.replies import internal_error, problem_reply
 from app.http.routing import QUERY_KEY, no_route, parse_query, routable_path
-from app.logs import audit, begin_request
+from app.server.logs import audit, begin_request
 
 NOT_OPEN = (
     "the node is not open: the lifespan of the application that mounts it must enter "

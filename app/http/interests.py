@@ -1,4 +1,4 @@
-"""What this node wants of its peers: read by peers, changed by operators. `app.interests` keeps it."""
+"""What this node wants of its peers: read by peers, changed by operators. `app.federation.interests` keeps it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from app.callers import Scope
+from app.access.callers import Scope
+from app.federation.interests import InterestState, described, interest_document, made_interest
 from app.http.admission import Operator, admitted, json_body
 from app.http.call import Call, Reply
 from app.http.federation import utf8_text
@@ -25,7 +26,6 @@ from app.http.openapi import body, content, documented, reply
 from app.http.recon import READS_ZSTD
 from app.http.replies import json_only, json_reply, protobuf_reply
 from app.http.routing import NodeRoute
-from app.interests import InterestState, described, interest_document, made_interest
 from recon.limits import INTEREST_NAMES_MAX
 from sdstore.client.transport import INSTANCE_HEADER
 

@@ -32,7 +32,7 @@ from app.http.pages import After, CursorKind, Cursors
 from app.http.replies import event, event_stream, heartbeat, message_json
 from app.http.routing import NodeRoute, get_by_id
 from app.ingest.prepare import Relayed as RelayedMessage
-from app.live import Heartbeat, LiveEvent, LiveMessage, Skip, Wanted
+from app.live.hub import Heartbeat, LiveEvent, LiveMessage, Skip, Wanted
 from app.orders import MAX_SEQ, Order
 from app.orders import Wanted as OrderWanted
 from app.store.entryrows import LeftOut

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query
 from google.protobuf.proto import serialize_length_prefixed
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from app.callers import no_such_message
+from app.access.callers import no_such_message
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.hexadecimal import hex_bytes, hint_bytes
@@ -34,9 +34,9 @@ from app.http.replies import (
     published_hints,
 )
 from app.http.routing import NodeRoute, get_by_id
-from app.limits import DEFAULT_LIMITS
-from app.quarantine import Absence
-from app.sharing import Turns
+from app.ingest.quarantine import Absence
+from app.server.limits import DEFAULT_LIMITS
+from app.server.sharing import Turns
 from app.store.entryrows import ContentState
 from app.store.lookups import LookupResult
 from sdstore.wire import store_pb2 as wire

@@ -18,8 +18,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from app.node import Node
-from app.workers import WorkerPlace
+from app.server.node import Node
+from app.server.workers import WorkerPlace
 
 METRICS_S_MAX = 2.0  # a scrape must not wait for a worker that hangs
 _END = b"# EOF\n"

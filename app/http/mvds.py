@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from app.callers import Scope
+from app.access.callers import Scope
 from app.errors import Code, Problem
 from app.http.admission import admitted
 from app.http.call import Call, Reply
@@ -15,7 +15,7 @@ from app.http.openapi import body, content, documented, reply
 from app.http.replies import protobuf_reply
 from app.http.routing import NodeRoute
 from app.mvds import Exchange
-from app.sharing import Turns
+from app.server.sharing import Turns
 from sdstore.wire import mvds_pb2 as mvds_wire
 
 router = APIRouter(tags=["mvds"], route_class=NodeRoute)

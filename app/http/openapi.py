@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from app.callers import Scope
+from app.access.callers import Scope
 from app.http.admission import admission_of
 from app.http.forms import Form, TwoFormBody
 from app.http.models import ProblemJson

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Query
 
-from app.callers import Rate
+from app.access.callers import Rate
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.http.admission import Reader
@@ -31,9 +31,9 @@ from app.http.pages import (
 )
 from app.http.replies import json_reply, message_json, message_protobuf, protobuf_reply
 from app.http.routing import NodeRoute, get_by_id
-from app.limits import DEFAULT_LIMITS
 from app.orders import NAMED_MAX, Known, Order, OrderCaller, Place, Wanted
-from app.sharing import Turns
+from app.server.limits import DEFAULT_LIMITS
+from app.server.sharing import Turns
 from sdstore.ordering import Breach
 from sdstore.wire import store_pb2 as wire
 

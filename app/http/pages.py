@@ -31,7 +31,7 @@ from app.errors import Code, Problem
 from app.http.call import Call, Headers, Reply, raw_path
 from app.http.forms import Form
 from app.http.replies import JSON_HEADERS, message_json, message_protobuf, protobuf_reply
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.channelpages import Page
 from app.store.claims import HintPage
 from app.store.entryrows import Position

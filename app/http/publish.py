@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header
 
-from app.callers import Caller, Scope
+from app.access.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem
 from app.hexadecimal import hint_bytes
@@ -23,8 +23,8 @@ from app.http.openapi import HEX_PATTERN, TEXT, body, content, documented, reply
 from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import NodeRoute
 from app.ingest.prepare import Publication, WakuEnvelope, read_json_item
-from app.limits import Limits
-from app.sharing import Turns
+from app.server.limits import Limits
+from app.server.sharing import Turns
 from sdstore.wire import store_pb2 as wire
 
 router = APIRouter(tags=["messages"], route_class=NodeRoute)

@@ -15,8 +15,8 @@ from app.http.models import HeldMessage, HeldPage, Released
 from app.http.openapi import documented, reply
 from app.http.replies import json_only, rfc3339
 from app.http.routing import NodeRoute
-from app.limits import DEFAULT_LIMITS
-from app.quarantine import Held
+from app.ingest.quarantine import Held
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.jsonform import to_json
 
 router = APIRouter(tags=["quarantine"], route_class=NodeRoute)

@@ -8,7 +8,7 @@ from typing import Annotated
 import zstandard
 from fastapi import APIRouter, Query
 
-from app.callers import Scope
+from app.access.callers import Scope
 from app.errors import Code, Problem
 from app.http.admission import admitted
 from app.http.call import Call, Headers, Reply
@@ -16,7 +16,7 @@ from app.http.forms import Form, body_form, check_fields
 from app.http.openapi import BINARY, body, content, documented, reply
 from app.http.pages import Lamport
 from app.http.routing import NodeRoute
-from app.sharing import Turns
+from app.server.sharing import Turns
 from sdstore.client.transport import INSTANCE_HEADER
 from sdstore.wire import recon_pb2 as recon_wire
 

@@ -1,4 +1,4 @@
-"""Relayed messages and nudges between stores (`app.relay`, `app.federation.links`)."""
+"""Relayed messages and nudges between stores (`app.live.relay`, `app.federation.links`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated
 import zstandard
 from fastapi import APIRouter
 
-from app.callers import Scope
+from app.access.callers import Scope
 from app.errors import Code, Problem
 from app.federation.links import Links
 from app.http.admission import admitted
@@ -23,10 +23,10 @@ from app.http.openapi import EVENTS, body, content, documented, reply
 from app.http.publish import outcomes_reply
 from app.http.replies import event, event_stream
 from app.http.routing import NodeRoute
-from app.limits import Limits
-from app.live import Place
-from app.relay import Passing, Relay, RelayReader
-from app.sharing import Turns
+from app.live.hub import Place
+from app.live.relay import Passing, Relay, RelayReader
+from app.server.limits import Limits
+from app.server.sharing import Turns
 from sdstore.client.transport import INSTANCE_HEADER
 from sdstore.wire import store_pb2 as wire
 

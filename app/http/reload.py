@@ -1,4 +1,4 @@
-"""Reading the settings again, for operators (`app.reload`)."""
+"""Reading the settings again, for operators (`app.server.reload`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from app.http.models import Reloaded
 from app.http.openapi import documented, reply
 from app.http.replies import json_only
 from app.http.routing import NodeRoute
-from app.reload import reload_settings
-from app.workers import WorkerPlace
+from app.server.reload import reload_settings
+from app.server.workers import WorkerPlace
 
 router = APIRouter(tags=["settings"], route_class=NodeRoute)
 

@@ -1,4 +1,4 @@
-"""Access tokens, for operators. `app.tokens` keeps them; `sdstore token` changes the same file."""
+"""Access tokens, for operators. `app.access.tokens` keeps them; `sdstore token` changes the same file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
-from app.callers import Scope
+from app.access.callers import Scope
+from app.access.tokens import HOLDS_AFTER_S, NAMES_MAX
 from app.http.admission import Operator, json_body
 from app.http.call import Reply
 from app.http.federation import utf8_text
@@ -16,7 +17,6 @@ from app.http.models import NewToken, TokenList
 from app.http.openapi import body, content, documented, reply
 from app.http.replies import json_only
 from app.http.routing import NodeRoute
-from app.tokens import HOLDS_AFTER_S, NAMES_MAX
 
 router = APIRouter(tags=["tokens"], route_class=NodeRoute)
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from app.entries import MetId, NewEntry, WriteResult
 from app.errors import Code, Problem
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.entryrows import Rechecked
 from app.store.integrity import is_damage
 from app.store.store import Store

@@ -11,10 +11,10 @@ from app.entries import Claim, MetId, NewEntry, Outcome, OutcomeKind
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter, Listener, Written
 from app.ingest.judge import Judge
+from app.ingest.policy import Way
 from app.ingest.prepare import Publication, Relayed, prepare, published_claim
 from app.ingest.watermark import Watermark
-from app.limits import Limits
-from app.policy import Way
+from app.server.limits import Limits
 from app.store.store import Store
 from sdstore.sds.model import Kind
 

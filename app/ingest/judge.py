@@ -1,4 +1,4 @@
-"""Calls the operator's policy for each message at the door (`app.policy`), in a thread of its own.
+"""Calls the operator's policy for each message at the door (`app.ingest.policy`), in a thread of its own.
 
 A message that is stored is not judged: it is a duplicate, however it came to be stored. So a message that
 an operator released, or imported, does not return to the quarantine. One that is held stays held, and one
@@ -25,10 +25,10 @@ from prometheus_client.registry import Collector
 
 from app.entries import NewEntry
 from app.errors import Code, Problem
+from app.ingest.policy import Action, Candidate, Policy, Verdict, Way, checked_verdict
 from app.ingest.prepare import Relayed
-from app.limits import Limits
-from app.policy import Action, Candidate, Policy, Verdict, Way, checked_verdict
-from app.quarantine import Fate, Quarantine
+from app.ingest.quarantine import Fate, Quarantine
+from app.server.limits import Limits
 
 Checked = NewEntry | Relayed | Problem
 Stored = Callable[[Sequence[bytes]], Awaitable[Container[bytes]]]

@@ -12,7 +12,7 @@ import orjson
 from app.entries import Claim, ClaimSource, NewEntry
 from app.errors import Code, Problem, problem_of_message
 from app.hexadecimal import hint_bytes
-from app.limits import Limits
+from app.server.limits import Limits
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.jsonform import from_json

@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from app.errors import Code, Problem
-from app.limits import MIB
+from app.server.limits import MIB
 
 LOOK_S = 0.2
 """From one look at the disk to the next, at most: a call of `statvfs`, some 2 microseconds."""

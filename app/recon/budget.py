@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.limits import Limits
-from app.rates import Budget
+from app.access.rates import Budget
+from app.server.limits import Limits
 
 
 class ReconBudgets:

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
-from app.callers import Caller, Scope
+from app.access.callers import Caller, Scope
 from app.errors import Code, Problem
-from app.interests import Interests, InterestState
-from app.policy import Way
+from app.federation.interests import Interests, InterestState
+from app.ingest.policy import Way
 from app.recon.budget import ReconBudgets
 from app.recon.index import NodeIndex
 from app.recon.replica import NodeReplica, items_size

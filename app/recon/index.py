@@ -32,7 +32,7 @@ from app.entries import (
     group_of_entries,
 )
 from app.errors import Code, Problem
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.store import Store
 from recon.checkpoint import read_checkpoint, write_checkpoint
 from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow

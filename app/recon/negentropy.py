@@ -8,9 +8,9 @@ from collections import OrderedDict
 import numpy as np
 
 from app.errors import Code, Problem
-from app.limits import Limits
 from app.recon.budget import ReconBudgets
 from app.recon.index import VIEW_COST_MIN, NodeIndex
+from app.server.limits import Limits
 from recon.elements import OrderWindow, order_of_lamport
 from recon.errors import RemoteProtocolError
 from recon.negentropy import Negentropy, Records

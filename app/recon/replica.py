@@ -18,11 +18,11 @@ from app.entries import NewEntry, OutcomeKind
 from app.errors import Code, Problem
 from app.ingest.door import Door
 from app.ingest.door import Prepared as FromDoor
+from app.ingest.policy import Way
 from app.ingest.prepare import Publication, Relayed, acceptable_hints
-from app.limits import Limits
-from app.policy import Way
 from app.recon.index import NodeIndex
 from app.recon.marks import Marks
+from app.server.limits import Limits
 from app.store.store import Store
 from recon.elements import U8, U64, Mask, order_of_lamport
 from recon.marks import Arrived

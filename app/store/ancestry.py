@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from app.entries import Entry
 from app.errors import Code, Problem
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.channelpages import ChannelInfo, Channels
 from app.store.database import Database
 from app.store.entryrows import (

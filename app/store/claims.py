@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from app.entries import Claim, ClaimSource, Entry
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.channelpages import Channels
 from app.store.database import (
     Arguments,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, Integer, bindparam, delete, func, select
 
 from app.entries import MetId
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.channelpages import Channels
 from app.store.claims import history_hints
 from app.store.database import (

@@ -34,7 +34,7 @@ from app.entries import (
     Watermark,
     WriteResult,
 )
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.arrivals import (
     ArrivalChain,
     goes_on_from,

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, exists, select
 
 from app.entries import Entry, Outline
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.claims import HintClaims
 from app.store.database import (
     Arguments,

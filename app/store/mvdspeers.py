@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, Integer, Table, bindparam, delete, func, sele
 
 from app.entries import Entry
 from app.errors import Code, Problem
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.database import Database, Query, Row, SqlDialect, Transaction, highest
 from app.store.entryrows import FrameReader, entries_by_seq, entry_rows, fitting_count
 from app.store.schema import ByteText, messages, mvds_peers, mvds_positions, mvds_records

@@ -59,7 +59,7 @@ from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 from sqlalchemy.types import TypeEngine
 
 from app.errors import Code, Problem
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.database import (
     Arguments,
     Database,

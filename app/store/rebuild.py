@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Column, Integer, Select, Table, bindparam, select
 
 from app.entries import Claim, ClaimSource, MetId, NewEntry
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.database import Database, Row
 from app.store.entryrows import IN_CHANNELS, EntryRow, FrameReader, select_entries_with_frames
 from app.store.faults import UnusableFileError

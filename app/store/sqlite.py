@@ -27,9 +27,9 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
-from app.disk import sync_path
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
+from app.server.disk import sync_path
+from app.server.limits import DEFAULT_LIMITS
 from app.store.database import (
     Arguments,
     Database,

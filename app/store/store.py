@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.ancestry import Ancestors
 from app.store.arrivals import Arrivals
 from app.store.channelpages import Channels
@@ -34,7 +34,7 @@ from app.store.sqlite import SqliteDatabase
 from app.store.syncrows import SyncRows
 
 INTEREST_NAME = "interest"
-"""The row of `store_meta` with the interest that an operator set (`app.interests`)."""
+"""The row of `store_meta` with the interest that an operator set (`app.federation.interests`)."""
 
 
 def _new_value(new: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from blake3 import blake3
 
-from app.node import INDEX_FILE
-from app.operator import token_for
+from app.access.operator import token_for
+from app.server.node import INDEX_FILE
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.sds.codec import encode

@@ -12,15 +12,15 @@ import pytest
 
 from app.federation.records import Records
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
-from app.lostcontent import LostContent
-from app.node import Node
 from app.recon.index import NodeIndex
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import Node
+from app.server.settings import Settings
+from app.server.supervisor import Supervisor
 from app.store.entryrows import FrameReader
+from app.store.lostcontent import LostContent
 from app.store.peerrows import PeerRows
 from app.store.store import Store
-from app.supervisor import Supervisor
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.server import running_node
@@ -61,11 +61,11 @@ def failing_once(method: Callable[..., Any], calls: list[bool]) -> Callable[...,
 async def test_background_work_goes_on_after_a_fault_of_any_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
-    monkeypatch.setattr("app.lostcontent.MARKS_INTERVAL_S", 0.02)
-    monkeypatch.setattr("app.lostcontent.FIRST_PASS_S", 0.0)
+    monkeypatch.setattr("app.store.lostcontent.MARKS_INTERVAL_S", 0.02)
+    monkeypatch.setattr("app.store.lostcontent.FIRST_PASS_S", 0.0)
     # An empty store has been read at once, and is not read again soon.
-    monkeypatch.setattr("app.node.INDEX_FOLLOW_S", 0.02)
-    monkeypatch.setattr("app.lostcontent.PASS_REST_S_MIN", 0.02)
+    monkeypatch.setattr("app.server.node.INDEX_FOLLOW_S", 0.02)
+    monkeypatch.setattr("app.store.lostcontent.PASS_REST_S_MIN", 0.02)
     monkeypatch.setattr("app.federation.peers.LOOK_S", 0.02)
     calls: list[bool] = []
     monkeypatch.setattr(owner, method, failing_once(getattr(owner, method), calls))
@@ -85,8 +85,8 @@ async def until(holds: Callable[[], bool]) -> None:
 async def test_a_task_that_ends_in_any_way_is_logged_counted_shown_and_begun_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fault: BaseException | None
 ) -> None:
-    monkeypatch.setattr("app.supervisor.PAUSE_S_MIN", 0.01)
-    monkeypatch.setattr("app.supervisor.STEADY_S", 0.1)
+    monkeypatch.setattr("app.server.supervisor.PAUSE_S_MIN", 0.01)
+    monkeypatch.setattr("app.server.supervisor.STEADY_S", 0.1)
     caplog.set_level("INFO")
     supervisor = Supervisor()
     begun = asyncio.Event()
@@ -120,7 +120,7 @@ async def test_a_task_that_keeps_failing_is_tried_again_after_pauses_that_grow_u
     async def fail() -> None:
         raise ValueError("odd")
 
-    monkeypatch.setattr("app.supervisor.asyncio.sleep", note)
+    monkeypatch.setattr("app.server.supervisor.asyncio.sleep", note)
     supervisor = Supervisor()
     async with supervisor.keeping("weeding", fail):
         while len(pauses) < 8:
@@ -135,7 +135,7 @@ async def test_a_failing_task_is_named_by_readyz_and_by_the_metrics(
     async def fail(_self: Store) -> None:
         raise ValueError("odd")
 
-    monkeypatch.setattr("app.interests.LOOK_S", 0.02)
+    monkeypatch.setattr("app.federation.interests.LOOK_S", 0.02)
     with running_node(tmp_path) as node:
         monkeypatch.setattr(Store, "kept_interest", fail)
         await until(lambda: "failing_tasks" in node.http.get("/readyz").json())
@@ -164,7 +164,7 @@ async def test_no_loop_of_a_peer_outlives_a_node_that_could_not_open(
 async def test_the_index_follows_what_is_published_before_a_session_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.node.INDEX_FOLLOW_S", 0.02)
+    monkeypatch.setattr("app.server.node.INDEX_FOLLOW_S", 0.02)
     async with Node.open(Settings(data_dir=tmp_path)) as node:
         for start in (0, 100):
             messages = [

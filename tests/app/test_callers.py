@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.callers import (
+from app.access.callers import (
     Caller,
     LoopbackAuthorizer,
     OpenAuthorizer,

@@ -15,10 +15,10 @@ from app import roots
 from app.entries import NewEntry
 from app.http.application import application_of
 from app.ingest.prepare import Publication, prepare
-from app.limits import DEFAULT_LIMITS
-from app.node import INDEX_FILE, Node
 from app.recon.index import NodeIndex
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import INDEX_FILE, Node
+from app.server.settings import Settings
 from recon.elements import U32
 from recon.index import Postings, _segment
 from recon.store import Snapshot

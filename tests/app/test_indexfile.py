@@ -7,9 +7,9 @@ import pytest
 
 from app.entries import Outcome
 from app.ingest.prepare import Publication
-from app.node import INDEX_FILE, Node
 from app.recon.index import NodeIndex
-from app.settings import Settings
+from app.server.node import INDEX_FILE, Node
+from app.server.settings import Settings
 from app.store.arrivals import _entry_elements
 from app.store.database import Query, Row
 from sdstore.sds.codec import decode, encode

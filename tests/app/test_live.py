@@ -13,8 +13,8 @@ from sqlalchemy import create_engine, text
 
 from app.entries import START, Entry, Watermark
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
-from app.live import LiveEvent, LiveHub, LiveMessage, Place, Skip
+from app.live.hub import LiveEvent, LiveHub, LiveMessage, Place, Skip
+from app.server.limits import DEFAULT_LIMITS
 from app.store.entryrows import LeftOut
 from app.store.store import Store
 from tests.support.publications import content_frame
@@ -58,7 +58,7 @@ async def next_messages(
 async def test_readers_are_told_of_messages_whose_content_is_lost(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.live.FEED_PAGE", 5)
+    monkeypatch.setattr("app.live.hub.FEED_PAGE", 5)
     url = stores.new_url()
     store = await Store.open(url, DEFAULT_LIMITS)
     store.begin_writing()
@@ -86,7 +86,7 @@ async def test_readers_are_told_of_messages_whose_content_is_lost(
 async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_once(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("app.live.POLL_S", 0.01)
+    monkeypatch.setattr("app.live.hub.POLL_S", 0.01)
     async with stores.open() as store:
         hub = LiveHub(store, DEFAULT_LIMITS)
         events = hub.events(lambda _: True, after=None)
@@ -100,7 +100,7 @@ async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_on
 
         monkeypatch.setattr(store.channels, "feed", failing)
         write(store, range(1, 2))
-        with caplog.at_level(logging.WARNING, "app.live"):
+        with caplog.at_level(logging.WARNING, "app.live.hub"):
             async with asyncio.timeout(60):
                 assert seqs(await next_messages(events, 1)) == [1]
         assert len(caplog.records) == 1
@@ -112,7 +112,7 @@ async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_on
 async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, is_behind: bool
 ) -> None:
-    monkeypatch.setattr("app.live.REPLAY_PAGE", 4)
+    monkeypatch.setattr("app.live.hub.REPLAY_PAGE", 4)
     url = stores.new_url()
     store = await Store.open(url, DEFAULT_LIMITS)
     store.begin_writing()

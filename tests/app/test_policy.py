@@ -20,11 +20,8 @@ import pytest
 
 from app.entries import NewEntry
 from app.errors import Code, Problem, SettingsError
-from app.ingest.prepare import Publication, prepare
-from app.interests import policy_of
-from app.limits import DEFAULT_LIMITS
-from app.node import Node
-from app.policy import (
+from app.federation.interests import policy_of
+from app.ingest.policy import (
     ACCEPT,
     DETAIL_CHARACTERS_MAX,
     GROUP,
@@ -36,7 +33,10 @@ from app.policy import (
     quarantine,
     refuse,
 )
-from app.quarantine import Quarantine
+from app.ingest.prepare import Publication, prepare
+from app.ingest.quarantine import Quarantine
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import Node
 from recon.session import Interest
 from sdstore import mvds
 from sdstore.sds.codec import encode
@@ -190,7 +190,7 @@ def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) ->
 
 
 def test_what_an_unauthorized_peer_pushes_is_not_judged_and_not_held(tmp_path: Path) -> None:
-    from app.callers import Caller, Scope  # noqa: PLC0415
+    from app.access.callers import Caller, Scope  # noqa: PLC0415
     from app.recon.endpoint import take_items  # noqa: PLC0415
 
     async def check() -> None:
@@ -718,7 +718,7 @@ def test_a_node_does_not_start_without_its_policy(tmp_path: Path) -> None:
 
 def test_a_policy_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("words", f"{HERE}:Words", GROUP)
-    monkeypatch.setattr("app.policy.entry_points", lambda **_: [point])
+    monkeypatch.setattr("app.ingest.policy.entry_points", lambda **_: [point])
     assert isinstance(load_policy("words").rules, Words)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.proxies import FORWARDED_BYTES_MAX, HOPS_MAX, Proxies, address_key
+from app.access.proxies import FORWARDED_BYTES_MAX, HOPS_MAX, Proxies, address_key
 
 PROXY = "10.0.0.1"
 TRUSTED = ["10.0.0.0/24", "2001:db8:1::/48", "192.0.2.7"]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.callers import Caller
+from app.access.callers import Caller
 from app.recon import index as index_module
 from app.recon.endpoint import KnownInterests
 from app.recon.index import ChannelGroups, GroupSums

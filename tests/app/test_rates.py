@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from app import rates as module
-from app.callers import Caller, Rate, Scope
+from app.access import rates as module
+from app.access.callers import Caller, Rate, Scope
+from app.access.rates import Rates
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
-from app.rates import Rates
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import Settings
 
 LIMITS = replace(
     DEFAULT_LIMITS,

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from bench.postgres_server import own_postgres
 from tests.support.federation import message
 from tests.support.server import RunningNode, running_node

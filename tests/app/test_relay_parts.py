@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from app.bus import Outgoing, Presence, hand_over
-from app.limits import DEFAULT_LIMITS
-from app.relay import Seen
-from app.store.notifybus import PART_CHARS, Parts
+from app.live.bus import Outgoing, Presence, hand_over
+from app.live.notifybus import PART_CHARS, Parts
+from app.live.relay import Seen
+from app.server.limits import DEFAULT_LIMITS
 
 SMALL = replace(DEFAULT_LIMITS, relay_queue_items_max=3, relay_queue_bytes_max=1_000)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import SettingsError
-from app.settings import Settings, load_settings
+from app.server.settings import Settings, load_settings
 
 
 def test_each_layer_wins_over_those_before_it(tmp_path: Path) -> None:

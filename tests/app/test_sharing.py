@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
-from app.sharing import PROGRESS_BYTES_MIN, Holding, Share, SharedAnswer
+from app.server.limits import DEFAULT_LIMITS
+from app.server.sharing import PROGRESS_BYTES_MIN, Holding, Share, SharedAnswer
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from bench.stampede import (
     SCENARIOS,
     Outcome,

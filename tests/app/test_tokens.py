@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from app import tokens as module
-from app.callers import Caller, Scope
+from app.access import tokens as module
+from app.access.callers import Caller, Scope
+from app.access.tokens import NAMES_MAX, TOKENS_MAX, TokenFile, Tokens
 from app.errors import Code, Problem
-from app.supervisor import Supervisor
-from app.tokens import NAMES_MAX, TOKENS_MAX, TokenFile, Tokens
+from app.server.supervisor import Supervisor
 from tests.support.server import running_node
 
 
@@ -87,8 +87,8 @@ def test_a_file_whose_owner_cannot_be_kept_is_not_replaced(
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("app.disk.os.fstat", of_another)
-    monkeypatch.setattr("app.disk.os.fchown", refuse)
+    monkeypatch.setattr("app.server.disk.os.fstat", of_another)
+    monkeypatch.setattr("app.server.disk.os.fchown", refuse)
     with pytest.raises(Problem, match="not permitted") as caught:
         file.create(scopes=["read"])
     assert caught.value.code is Code.TOKENS_UNAVAILABLE

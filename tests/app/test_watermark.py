@@ -17,8 +17,8 @@ from app.errors import Code, Problem
 from app.ingest import watermark as module
 from app.ingest.prepare import Publication
 from app.ingest.watermark import Watermark
-from app.limits import MIB
-from app.node import Node
+from app.server.limits import MIB
+from app.server.node import Node
 from recon.initiator import hello_request
 from sdstore.sds.codec import encode
 from sdstore.sync.report import SyncOutcome

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.operator import token_for
+from app.access.operator import token_for
 from sdstore.client import (
     AsyncStoreClient,
     Options,

@@ -44,7 +44,7 @@ def _keep_what_was_read(right: Any) -> Any:
 
 
 def _everything(*_: Any) -> Any:
-    from app.callers import Caller
+    from app.access.callers import Caller
 
     return Caller("stranger")
 
@@ -66,7 +66,7 @@ async def _startup_of_uvicorn(server: Any, sockets: Any = None) -> None:
 
 def _left_most(*_: Any) -> Any:
     def wrong(proxies: Any, proxy_host: str, headers: Any) -> Any:
-        from app.proxies import Seen
+        from app.access.proxies import Seen
 
         values = [value for name, value in headers if name == proxies._header]
         return Seen(values[0].partition(b",")[0].decode("latin-1") if values else proxy_host, None)
@@ -98,7 +98,7 @@ def _take_always(layer: Any, nbytes: int) -> None:
 
 
 def _operator(*_: Any) -> Any:
-    from app.callers import Caller
+    from app.access.callers import Caller
 
     return Caller("local")
 
@@ -143,80 +143,88 @@ def _with_its_own_revision(right: Any) -> Any:
 FAULTS = [
     _fault(
         "callers on this machine are operators",
-        "app.callers:_LOCAL",
+        "app.access.callers:_LOCAL",
         lambda right: type(right)("local"),
         _CALLERS,
     ),
     _fault(
         "the operator's token goes to any listener",
-        "app.operator:_serves",
+        "app.access.operator:_serves",
         returns(True),
         _OPERATOR,
     ),
-    _fault("two services use one data directory", "app.operator:_take", nothing, _OPERATOR),
-    _fault("a file that is replaced changes its owner", "app.disk:_take_owner", nothing),
-    _fault("any secret will do", "app.tokens:compare_digest", returns(True)),
-    _fault("a token never expires", "app.tokens:_is_past", returns(False)),
-    _fault("a revocation lets what runs go on", "app.tokens:Tokens._end", nothing),
+    _fault("two services use one data directory", "app.access.operator:_take", nothing, _OPERATOR),
+    _fault("a file that is replaced changes its owner", "app.server.disk:_take_owner", nothing),
+    _fault("any secret will do", "app.access.tokens:compare_digest", returns(True)),
+    _fault("a token never expires", "app.access.tokens:_is_past", returns(False)),
+    _fault("a revocation lets what runs go on", "app.access.tokens:Tokens._end", nothing),
     _fault(
         "a request is not checked again after its body",
-        "app.tokens:Tokens.begin",
+        "app.access.tokens:Tokens.begin",
         nothing,
         _SLOW_BODY,
     ),
-    _fault("a damaged file changes nothing", "app.tokens:Tokens.look", _keep_what_was_read),
-    _fault("the secret is kept", "app.tokens:_hash", instead(lambda secret: secret.encode())),
+    _fault("a damaged file changes nothing", "app.access.tokens:Tokens.look", _keep_what_was_read),
+    _fault(
+        "the secret is kept", "app.access.tokens:_hash", instead(lambda secret: secret.encode())
+    ),
     _fault(
         "changes of two processes overwrite each other",
-        "app.tokens:TokenFile._locked",
+        "app.access.tokens:TokenFile._locked",
         instead(_no_lock),
     ),
-    _fault("a limited token covers every channel", "app.tokens:_interest", nothing),
+    _fault("a limited token covers every channel", "app.access.tokens:_interest", nothing),
     _fault(
         "strangers are operators of an open node",
-        "app.callers:_anybody",
+        "app.access.callers:_anybody",
         instead(_everything),
         _CALLERS,
     ),
     _fault(
         "callers on this machine are trusted behind a proxy",
-        "app.callers:DistrustingAuthorizer.identify",
+        "app.access.callers:DistrustingAuthorizer.identify",
         instead(_operator),
         _CALLERS,
     ),
     _fault(
-        "a header counts whoever sent it", "app.proxies:Proxies.trusts", returns(True), _PROXIES
+        "a header counts whoever sent it",
+        "app.access.proxies:Proxies.trusts",
+        returns(True),
+        _PROXIES,
     ),
-    _fault("the client is what it says", "app.proxies:Proxies.client", _left_most, _PROXIES),
+    _fault("the client is what it says", "app.access.proxies:Proxies.client", _left_most, _PROXIES),
     _fault(
         "an address in IPv6 is not the one in IPv4",
-        "app.proxies:_node",
+        "app.access.proxies:_node",
         instead(_as_written),
         _PROXIES,
     ),
     _fault(
         "every address of a subscriber is a client",
-        "app.proxies:address_key",
+        "app.access.proxies:address_key",
         instead(str),
         _PROXIES,
     ),
     _fault(
         "callers are local behind a proxy",
-        "app.settings:Settings.trusts_loopback",
+        "app.server.settings:Settings.trusts_loopback",
         instead(True),
         _PROXIES,
     ),
-    _fault("strangers reach every channel", "app.callers:_covered", nothing, _ANONYMOUS),
+    _fault("strangers reach every channel", "app.access.callers:_covered", nothing, _ANONYMOUS),
     _fault(
         "strangers publish where they read",
-        "app.callers:Caller._channels_of",
+        "app.access.callers:Caller._channels_of",
         instead(lambda caller, _: caller.channels),
         _ANONYMOUS,
     ),
     _fault(
-        "live streams of strangers are not counted", "app.rates:Rates.begin_live", nothing, _RATES
+        "live streams of strangers are not counted",
+        "app.access.rates:Rates.begin_live",
+        nothing,
+        _RATES,
     ),
-    _fault("bytes cost nothing", "app.rates:Bucket.spend", nothing, _RATES),
+    _fault("bytes cost nothing", "app.access.rates:Bucket.spend", nothing, _RATES),
     _fault(
         "the disk is never low", "app.ingest.watermark:Watermark.is_low", instead(False), _WATERMARK
     ),
@@ -234,7 +242,7 @@ FAULTS = [
     ),
     _fault(
         "connections over TLS have the event loop's own layer",
-        "app.http.server:_Server.startup",
+        "app.server.server:_Server.startup",
         instead(_startup_of_uvicorn),
         (
             f"{_TLS}::test_a_node_under_half_handshakes_serves_others_in_bounded_memory_and_stops_at_once",
@@ -242,13 +250,13 @@ FAULTS = [
     ),
     _fault(
         "a handshake has no deadline",
-        "app.http.connection:Connection._await_headers",
+        "app.server.connection:Connection._await_headers",
         nothing,
         (f"{_TLS}::test_a_handshake_that_drips_or_says_nothing_ends_at_the_deadline_of_headers",),
     ),
     _fault(
         "unread bytes over TLS do not count",
-        "app.http.tls:TlsLayer.get_write_buffer_size",
+        "app.server.tls:TlsLayer.get_write_buffer_size",
         returns(0),
         (
             f"{_TLS}::test_replies_that_are_not_read_over_tls_count_to_the_byte_and_no_longer_once_they_are",
@@ -256,65 +264,65 @@ FAULTS = [
     ),
     _fault(
         "input that is left over when a connection pauses waits for more",
-        "app.http.tls:TlsLayer._go_on_reading",
+        "app.server.tls:TlsLayer._go_on_reading",
         nothing,
         (f"{_TLS}::test_requests_sent_ahead_over_tls_are_all_answered_in_order",),
     ),
     _fault(
         "all records that one read brings are decrypted at once",
-        "app.http.tls:RECORDS_PER_PASS",
+        "app.server.tls:RECORDS_PER_PASS",
         instead(1_000_000),
         (f"{_TLS}::test_records_of_one_byte_leave_other_connections_their_turns",),
     ),
     _fault(
         "the end of a TLS connection is not said",
-        "app.http.tls:TlsLayer._end",
+        "app.server.tls:TlsLayer._end",
         nothing,
         (f"{_TLS}::test_an_answer_before_the_end_of_the_body_arrives_with_a_proper_end",),
     ),
     _fault(
         "more is read over TLS than the connection takes",
-        "app.http.tls:TlsLayer.get_buffer",
+        "app.server.tls:TlsLayer.get_buffer",
         instead(lambda layer, _: layer._buffer),
         (_TLS,),
     ),
     _fault(
-        "a large reply is encrypted at once", "app.http.tls:STEP_BYTES", instead(1 << 30), (_TLS,)
+        "a large reply is encrypted at once", "app.server.tls:STEP_BYTES", instead(1 << 30), (_TLS,)
     ),
     _fault(
         "each piece of a reply is a record",
-        "app.http.tls:TlsLayer.writelines",
+        "app.server.tls:TlsLayer.writelines",
         instead(_piece_by_piece),
         (_TLS,),
     ),
     _fault(
         "the connection goes on reading while it parses",
-        "app.http.tls:TlsLayer.resume_reading",
+        "app.server.tls:TlsLayer.resume_reading",
         instead(_read_at_once),
         (_TLS,),
     ),
     _fault(
         "a failed handshake is not explained",
-        "app.http.tls:TlsLayer._flush",
+        "app.server.tls:TlsLayer._flush",
         _not_once_ended,
         (_TLS,),
     ),
     _fault(
         "what comes after the end of a TLS connection is decrypted",
-        "app.http.tls:TlsLayer.buffer_updated",
+        "app.server.tls:TlsLayer.buffer_updated",
         instead(_take_always),
         (_TLS,),
     ),
-    _fault("what was verified stays valid", "app.tokens:Tokens._take", _keep_verified),
+    _fault("what was verified stays valid", "app.access.tokens:Tokens._take", _keep_verified),
     _fault(
         "withdrawn anonymous access lets what runs go on",
-        "app.strangers:Strangers.begin",
+        "app.access.strangers:Strangers.begin",
         nothing,
         (f"{_RELOAD}::{_WITHDRAWN}",),
     ),
     _fault(
         "less than before is within it never",
-        "app.callers:Caller.is_within",
+        "app.access.callers:Caller.is_within",
         instead(lambda caller, other: caller == other),
         (f"{_RELOAD}::{_WITHDRAWN}",),
     ),
@@ -324,37 +332,51 @@ FAULTS = [
         _as_at_first,
         (_TAKEN_OVER,),
     ),
-    _fault("a reload forgets the rates", "app.rates:Rates.configure", nothing, (_TAKEN_OVER,)),
-    _fault("a reload keeps the policy", "app.node:Node.take_policy", nothing, (_TAKEN_OVER,)),
-    _fault("a policy is its name", "app.reload:load_policy", _by_name_alone, (_EDITED,)),
-    _fault("a policy is made at each reload", "app.reload:load_policy", _always_anew, (_EDITED,)),
+    _fault(
+        "a reload forgets the rates", "app.access.rates:Rates.configure", nothing, (_TAKEN_OVER,)
+    ),
+    _fault(
+        "a reload keeps the policy", "app.server.node:Node.take_policy", nothing, (_TAKEN_OVER,)
+    ),
+    _fault("a policy is its name", "app.server.reload:load_policy", _by_name_alone, (_EDITED,)),
+    _fault(
+        "a policy is made at each reload", "app.server.reload:load_policy", _always_anew, (_EDITED,)
+    ),
     _fault(
         "other code of a policy has the old revision",
-        "app.policy:load_policy",
+        "app.ingest.policy:load_policy",
         _with_its_own_revision,
         (_EDITED,),
     ),
-    _fault("a reload keeps the log level", "app.reload:set_level", nothing, (_NAMED,)),
+    _fault("a reload keeps the log level", "app.server.reload:set_level", nothing, (_NAMED,)),
     _fault("a reload keeps the peers", "app.federation.peers:Peers.configure", nothing, (_NAMED,)),
-    _fault("a reload keeps the interest", "app.interests:Interests.configure", nothing, (_NAMED,)),
+    _fault(
+        "a reload keeps the interest",
+        "app.federation.interests:Interests.configure",
+        nothing,
+        (_NAMED,),
+    ),
     _fault(
         "a reload keeps the certificate",
-        "app.reload:load_certificate",
+        "app.server.reload:load_certificate",
         nothing,
         (f"{_RELOAD}::test_new_connections_get_a_replaced_certificate_and_old_ones_go_on",),
     ),
     _fault(
         "a reload does not name the certificate",
-        "app.reload:checked_certificate",
+        "app.server.reload:checked_certificate",
         returns(b""),
         (f"{_RELOAD}::test_new_connections_get_a_replaced_certificate_and_old_ones_go_on",),
     ),
     _fault(
-        "a reload waits for no other worker", "app.workers:Board.behind", returns([]), (_BEHIND,)
+        "a reload waits for no other worker",
+        "app.server.workers:Board.behind",
+        returns([]),
+        (_BEHIND,),
     ),
     _fault(
         "a worker that began before the call is done",
-        "app.workers:Board.reload",
+        "app.server.workers:Board.reload",
         after(lambda mark, *_: mark - 1),
         (_BEHIND,),
     ),

@@ -53,7 +53,7 @@ FAULTS = [
     _fault("lost content is not read again", "Orders._read_lost", instead(_read_nothing)),
     _fault("no order is evicted", "Orders._evict", nothing),
     _fault("an order may be of any size", "Order.give_up", nothing),
-    Fault("orders: computing costs nothing", "app.rates:Budget.spend", nothing, _PAGES),
+    Fault("orders: computing costs nothing", "app.access.rates:Budget.spend", nothing, _PAGES),
     _fault("a rewind is not remembered", "Order._note_rewind", nothing, _LIVE),
     _fault(
         "each live reader reads the channel itself",

@@ -23,7 +23,7 @@ async def _accept_all(_: Any, checked: Any, *__: Any) -> Any:
 
 def _accept_failures(_: Any) -> Any:
     def wrong(judge: Any, each: Any, way: Any) -> Any:
-        from app.policy import ACCEPT
+        from app.ingest.policy import ACCEPT
 
         return right(judge, each, way) or ACCEPT
 
@@ -67,23 +67,30 @@ def _keep(quarantine: Any, digest: bytes) -> None:
 FAULTS = [
     Fault(
         "policy: a revision has no bound",
-        "app.policy:REVISION_CHARACTERS_MAX",
+        "app.ingest.policy:REVISION_CHARACTERS_MAX",
         instead(1 << 30),
         _TESTS,
     ),
     Fault(
         "policy: a module that fails takes the place of the one that runs",
-        "app.policy:_module",
+        "app.ingest.policy:_module",
         _leaves_the_failed,
         (f"{_RELOAD}::{_EDITED}",),
     ),
-    Fault("policy: a name of an entry point is a module", "app.policy:_place", _by_colon, _TESTS),
+    Fault(
+        "policy: a name of an entry point is a module",
+        "app.ingest.policy:_place",
+        _by_colon,
+        _TESTS,
+    ),
     _fault("everything is accepted", "app.ingest.judge:Judge.judge", instead(_accept_all)),
     _fault("a policy that fails accepts", "app.ingest.judge:Judge._verdict", _accept_failures),
     _fault("a failure is logged each time", "app.ingest.judge:LOG_AGAIN_S", instead(-1.0)),
     _fault("what is stored is judged again", "app.ingest.judge:Judge.judge", _nothing_stored),
-    _fault("what is held is judged again", "app.quarantine:Quarantine.fates", returns({})),
-    _fault("hints of held messages are lost", "app.quarantine:Quarantine.entry", _without_claims),
-    _fault("a released message stays", "app.quarantine:Quarantine.forget", nothing),
-    _fault("a dropped message stays", "app.quarantine:Quarantine.drop", instead(_keep)),
+    _fault("what is held is judged again", "app.ingest.quarantine:Quarantine.fates", returns({})),
+    _fault(
+        "hints of held messages are lost", "app.ingest.quarantine:Quarantine.entry", _without_claims
+    ),
+    _fault("a released message stays", "app.ingest.quarantine:Quarantine.forget", nothing),
+    _fault("a dropped message stays", "app.ingest.quarantine:Quarantine.drop", instead(_keep)),
 ]

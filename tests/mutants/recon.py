@@ -507,7 +507,7 @@ FAULTS = [
     _fault("views of groups do not grow", "view:View.refresh", _groups_do_not_grow, _INDEX),
     _fault("what came after a selection is missed", "view:select", after(lambda selection, *_: replace(selection, seen=_ENDLESS)), _INDEX),
     _fault("a selection ignores the window", "view:select", before(lambda index, groups, _window: (index, groups, (0, None))), _INDEX),
-    Fault("recon: a turn comes back in the same pass", "app.sharing:Holding.release_after_pass", instead(lambda holding: holding.release()), ("tests/app/test_sharing.py",)),
+    Fault("recon: a turn comes back in the same pass", "app.server.sharing:Holding.release_after_pass", instead(lambda holding: holding.release()), ("tests/app/test_sharing.py",)),
     _fault("the tail is forgotten in the total", "view:View._sums", _forget_the_tail, _INDEX),
     _fault("the cache grows for ever", "view:ViewCache.__init__", _endless_cache, _INDEX),
     _fault("segments of rows are seen half merged", "index:Postings.extend", instead(_show_half_merged_segments), _tests("index")),

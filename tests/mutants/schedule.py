@@ -74,14 +74,14 @@ FAULTS = [
     _fault("commits are not announced", "peers:Peers.on_committed", nothing, _NODES),
     Fault(
         "schedule: what another process commits is no news",
-        "app.relay:Relay.on_notified_commit",
+        "app.live.relay:Relay.on_notified_commit",
         nothing,
         _NODES,
     ),
     _fault("every commit is for every peer", "peer:Peer.wants_one_of", returns(True), _NODES),
     Fault(
         "schedule: other processes do not learn the source of a commit",
-        "app.bus:Outgoing.send_commit",
+        "app.live.bus:Outgoing.send_commit",
         before(lambda bus, channels, source="": (bus, channels)),
         _NODES,
     ),

@@ -20,7 +20,7 @@ import trustme
 import yaml
 
 from app.demo.nodes import running_node
-from app.settings import ENVIRONMENT_PREFIX, load_settings
+from app.server.settings import ENVIRONMENT_PREFIX, load_settings
 from bench.postgres_server import SERVER_USER, PostgresServer, own_postgres
 from sdstore.client import StoreClient
 from sdstore.sds.codec import encode

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
 from sdstore.participant import ParticipantFile, driver, follower
 from sdstore.participant import file as file_module

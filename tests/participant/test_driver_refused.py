@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.callers import Authorizer, Caller, Scope
+from app.access.callers import Authorizer, Caller, Scope
 from recon.session import Interest
 from sdstore.participant.events import DriverError
 from sdstore.participant.persistence import MemoryPersistence

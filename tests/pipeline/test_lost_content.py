@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from pipeline.export import export_snapshot
 from pipeline.restore import restore_snapshot

@@ -17,7 +17,7 @@ import pytest
 from app.entries import WriteResult
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.groupwriter import GroupWriter
 from pipeline import manifest as manifests
 from pipeline.check import Fault

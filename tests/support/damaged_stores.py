@@ -23,8 +23,8 @@ from typing import Any
 
 from app.entries import MetId
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
 from app.mvds import message_of
+from app.server.limits import DEFAULT_LIMITS
 from app.store.frames import FrameUnpacker, PackedFrame, Unpacked
 from app.store.mvdspeers import Source
 from app.store.peerrows import PeerRow

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.callers import Caller
+from app.access.callers import Caller
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS, Limits
-from app.node import Node
 from app.recon.replica import NodeReplica
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.node import Node
+from app.server.settings import Settings
 from recon.session import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message

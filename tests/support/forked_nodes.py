@@ -12,10 +12,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from app.callers import Caller
+from app.access.callers import Caller
 from app.federation import peers, records, shares
-from app.limits import DEFAULT_LIMITS
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import Settings
 from app.store import peerrows
 from tests.support.cli import free_port
 from tests.support.server import _Server

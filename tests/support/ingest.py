@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from app.ingest.committer import Committed, GroupCommitter
 from app.ingest.door import Door
 from app.ingest.prepare import Relayed
-from app.limits import DEFAULT_LIMITS, Limits
+from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.store import Store
 
 

@@ -66,7 +66,7 @@ class Leaks(logging.Handler):
     @pytest.hookimpl
     def pytest_collection_finish(self) -> None:
         """Watch from here on. The product is imported already."""
-        from app.tokens import TokenFile  # noqa: PLC0415
+        from app.access.tokens import TokenFile  # noqa: PLC0415
 
         logging.getLogger().addHandler(self)
         for name in OURS:

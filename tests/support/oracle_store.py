@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.entries import ClaimSource, MetId, NewEntry
-from app.limits import Limits
+from app.server.limits import Limits
 
 
 @dataclass

@@ -6,9 +6,9 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 import recon.limits
-from app.http.connection import READ_BYTES
-from app.limits import DEFAULT_LIMITS, MIB, limits_table
-from app.settings import Settings
+from app.server.connection import READ_BYTES
+from app.server.limits import DEFAULT_LIMITS, MIB, limits_table
+from app.server.settings import Settings
 from sdstore.sync.memory import RETRIES_MAX, SET_ASIDE_MAX
 from sdstore.sync.proof import PASSED_OVER_MAX
 

@@ -1,6 +1,6 @@
 """A policy with bad words, for nodes of tests."""
 
-from app.policy import ACCEPT, Candidate, Verdict, quarantine, refuse
+from app.ingest.policy import ACCEPT, Candidate, Verdict, quarantine, refuse
 
 
 class Words:

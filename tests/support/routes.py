@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.callers import Scope
+from app.access.callers import Scope
 from app.http.admission import admission_of
 from app.http.application import Application
 from app.http.routing import ID_PARAMETERS
-from app.settings import Settings
-from app.sharing import Turns
+from app.server.settings import Settings
+from app.server.sharing import Turns
 
 
 class Route(NamedTuple):

@@ -23,7 +23,7 @@ import psycopg
 
 from app.entries import MetId
 from app.ingest.prepare import Publication, WakuEnvelope
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.schema import SCHEMA_REVISION
 from app.store.store import Store
 from bench.postgres_server import postgres_binaries, running_postgres

@@ -17,13 +17,13 @@ from typing import Any
 import httpx
 import uvloop
 
-from app.callers import Authorizer, Scope
+from app.access.callers import Authorizer, Scope
+from app.access.operator import LOCK_FILE, announced, token_for
 from app.http.application import application_of
-from app.http.server import NodeServer
-from app.limits import DEFAULT_LIMITS, Limits
-from app.node import Node
-from app.operator import LOCK_FILE, announced, token_for
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.node import Node
+from app.server.server import NodeServer
+from app.server.settings import Settings
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
 from tests.support.routes import ROUTES
@@ -93,7 +93,7 @@ def running_node(
     listener: socket.socket | None = None,
     **settings: Any,
 ) -> Iterator[RunningNode]:
-    """A node over `data_dir` until the block ends; `settings` as in `app.settings`.
+    """A node over `data_dir` until the block ends; `settings` as in `app.server.settings`.
 
     It listens on `listener`, or on a free port.
     """

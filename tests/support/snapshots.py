@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from app.ingest.prepare import Publication, prepare
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message

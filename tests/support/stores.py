@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 from app.entries import MetId, NewEntry
 from app.errors import Problem
 from app.ingest.prepare import Publication, Relayed, prepare
-from app.limits import DEFAULT_LIMITS, Limits
+from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.schema import metadata, migrate
 from app.store.store import Store
 from sdstore.sds.model import Kind

@@ -17,7 +17,7 @@ import app.recon.endpoint as recon_endpoint
 import sdstore.client.transport as client_transport
 import sdstore.sync.content as content_module
 from app.cli.files import ExistingMessages, FileFormat, format_of_name
-from app.node import Node
+from app.server.node import Node
 from sdstore.client import StoreClient
 from sdstore.participant import ParticipantFile
 from sdstore.sds.codec import decode, encode

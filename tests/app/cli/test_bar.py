@@ -18,7 +18,7 @@ from app.cli.output import (
     sync_progress,
     table,
 )
-from app.logs import printable
+from app.server.logs import printable
 from sdstore.sync.report import SegmentState, filled
 
 states = st.sampled_from(SegmentState)

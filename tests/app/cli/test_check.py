@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store import integrity
 from app.store.sqlite import writing_alone
 from app.store.store import Store

@@ -20,7 +20,7 @@ from app.cli.files import (
     format_of_input,
 )
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry
 from tests.support.federation import message

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from app.cli.files import delimited
-from app.limits import DEFAULT_LIMITS
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import Settings
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import to_json

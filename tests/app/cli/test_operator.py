@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.operator import LOCK_FILE, OPERATOR_FILE, locked, operator_token, token_for
+from app.access.operator import LOCK_FILE, OPERATOR_FILE, locked, operator_token, token_for
 from tests.support.cli import command, free_port, process
 from tests.support.server import running_node
 from tests.support.store_process import StoreProcess
@@ -261,7 +261,7 @@ def test_the_data_directory_of_the_environment_serves_without_a_home(
 
 def test_a_node_whose_user_has_no_home_starts(tmp_path: Path) -> None:
     # No name, no home, and a folder that cannot be made: as some containers run a node.
-    code = "from pathlib import Path; from app.operator import _links; print(_links())"
+    code = "from pathlib import Path; from app.access.operator import _links; print(_links())"
     done = subprocess.run(
         [sys.executable, "-c", f"import os, pwd; pwd.getpwuid = {{}}.__getitem__; {code}"],
         env={"PATH": os.environ["PATH"]},

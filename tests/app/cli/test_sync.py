@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from app.access.operator import token_for
 from app.cli.files import delimited
-from app.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.sds.codec import encode
 from tests.support.cli import cli, command

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.cli import server as server_module
 from app.cli.output import Exit
-from app.settings import Settings
+from app.server.settings import Settings
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message

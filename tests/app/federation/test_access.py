@@ -12,9 +12,9 @@ import httpx
 import pytest
 import trustme
 
-from app.callers import Scope
-from app.operator import token_for
-from app.tokens import HOLDS_AFTER_S, TokenFile
+from app.access.callers import Scope
+from app.access.operator import token_for
+from app.access.tokens import HOLDS_AFTER_S, TokenFile
 from sdstore.client import StoreClient
 from sdstore.sds.model import Message
 from tests.support.cli import Result, cli, process

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.operator import token_for
+from app.access.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode

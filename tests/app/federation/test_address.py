@@ -17,7 +17,7 @@ from app.federation.transport import (
     parse_peer_url,
     resolve,
 )
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 
 NOT_URLS = [
     "",

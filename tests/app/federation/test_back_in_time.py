@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from app.entries import START
 from app.errors import Code, Problem
 from app.http.pages import CursorKind, Cursors
-from app.node import INDEX_FILE, Node
-from app.settings import Settings
+from app.server.node import INDEX_FILE, Node
+from app.server.settings import Settings
 from pipeline.database import Database, Scan, open_database
 from pipeline.manifest import Watermark
 from sdstore.sync.report import SyncOutcome

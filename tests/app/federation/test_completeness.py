@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.node import Node
-from app.operator import token_for
-from app.settings import Settings
+from app.access.operator import token_for
+from app.server.node import Node
+from app.server.settings import Settings
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode

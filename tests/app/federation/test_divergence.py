@@ -9,7 +9,7 @@ import httpx
 
 from app.federation.divergence import divergence_of
 from app.federation.peer import Peer
-from app.node import Node
+from app.server.node import Node
 from recon.session import Interest
 from sdstore.sync.report import SyncOutcome
 from tests.support.federation import (

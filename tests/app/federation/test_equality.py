@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from app.limits import DEFAULT_LIMITS
-from app.node import Node
-from app.operator import token_for
+from app.access.operator import token_for
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import Node
 from recon.codec import pack_counts, unpack_counts
 from recon.limits import SHORT_ID_BYTES
 from sdstore.client import StoreClient

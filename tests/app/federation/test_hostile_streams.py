@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from app.federation.links import PARSED_PIECE_BYTES, Link
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sync.report import SyncError
 from tests.support.attacked import Attacked, attacked_node, eventually
 

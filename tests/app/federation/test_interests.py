@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 
-from app import interests as interests_module
 from app.errors import Code, Problem
-from app.interests import InterestOrigin
-from app.limits import DEFAULT_LIMITS
-from app.node import Node
+from app.federation import interests as interests_module
+from app.federation.interests import InterestOrigin
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import Node
 from recon.elements import order_of_lamport
 from recon.limits import INTEREST_NAMES_MAX
 from recon.session import Interest, SessionKey
@@ -291,8 +291,8 @@ def test_a_process_that_cannot_read_the_interest_keeps_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(interests_module, "LOOK_S", 0.01)
-    monkeypatch.setattr("app.supervisor.OUTAGE_PAUSE_S", 0.01)
-    caplog.set_level("DEBUG", "app.supervisor")
+    monkeypatch.setattr("app.server.supervisor.OUTAGE_PAUSE_S", 0.01)
+    caplog.set_level("DEBUG", "app.server.supervisor")
 
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (node,):

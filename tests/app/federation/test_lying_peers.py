@@ -13,7 +13,7 @@ import pytest
 import sdstore.sync.comparison as comparison_module
 import sdstore.sync.content as content_module
 from app.errors import Code, Problem
-from app.node import Node
+from app.server.node import Node
 from recon.elements import ALL_ORDERS, Bound, bound_bytes, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION

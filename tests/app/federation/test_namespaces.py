@@ -17,8 +17,8 @@ from typing import Any
 
 import trustme
 
-from app.callers import Scope
-from app.tokens import TokenFile
+from app.access.callers import Scope
+from app.access.tokens import TokenFile
 from tests.support.cli import command
 from tests.support.namespaces import Network
 from tests.support.routes import ROUTES

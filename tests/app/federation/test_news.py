@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.node import Node
-from app.operator import token_for
+from app.access.operator import token_for
+from app.server.node import Node
 from recon.session import Interest
 from sdstore.client import StoreClient
 from sdstore.sync.report import SyncOutcome, SyncReport

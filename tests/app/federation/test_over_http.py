@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.operator import token_for
+from app.access.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.client.transport import HttpTransport, HttpxCalls

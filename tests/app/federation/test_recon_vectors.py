@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app import interests
 from app.entries import Entry
+from app.federation import interests
 from app.recon import endpoint as recon_endpoint
 from app.store.lookups import Lookups
 from recon.elements import ALL_ORDERS

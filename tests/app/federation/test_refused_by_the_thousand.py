@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import sdstore.sync.memory as memory_module
+from app.access.operator import token_for
 from app.federation.peer import PeerState
-from app.limits import DEFAULT_LIMITS
-from app.node import Node
-from app.operator import token_for
-from app.policy import ACCEPT, Candidate, Verdict, refuse
+from app.ingest.policy import ACCEPT, Candidate, Verdict, refuse
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import Node
 from sdstore.client import StoreClient
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import Message

@@ -21,12 +21,12 @@ import psycopg
 import pytest
 import zstandard
 
-from app.callers import Caller, Scope
+from app.access.callers import Caller, Scope
+from app.access.tokens import HOLDS_AFTER_S, TokenFile
 from app.federation.links import PARSED_PIECE_BYTES, _unpacking
-from app.limits import DEFAULT_LIMITS
-from app.relay import TAG_BYTES
-from app.store.notifybus import CHANNEL
-from app.tokens import HOLDS_AFTER_S, TokenFile
+from app.live.notifybus import CHANNEL
+from app.live.relay import TAG_BYTES
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import Acknowledged, Ephemeral
 from sdstore.sds.model import Message

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.entries import NewEntry
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from sdstore.sds.codec import encode
 from tests.app.http.test_lost_content import publish_batch

@@ -23,7 +23,7 @@ from app.federation.schedule import (
     Schedule,
     Verdict,
 )
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 
 INTERVAL_S = 30.0
 HANG_S = 60.0  # the timeout of one request

@@ -17,8 +17,8 @@ import sdstore.sync.driver as driver_module
 import sdstore.sync.memory as memory_module
 import sdstore.sync.session as session_module
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS, Limits
-from app.node import Node
+from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.node import Node
 from recon.session import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import claim_id, entry_digest

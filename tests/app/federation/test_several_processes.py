@@ -19,7 +19,7 @@ import pytest
 
 from app.errors import Code, Problem
 from app.federation.records import Records
-from app.node import Node
+from app.server.node import Node
 from app.store.peerrows import LEASE_S
 from sdstore.sds.codec import encode
 from sdstore.sync.memory import PeerMemory

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from app.errors import Code, Problem
 from app.federation.peer import Peer, PeerOrigin
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
-from app.node import Node
 from app.recon import endpoint as recon_endpoint
 from app.recon.endpoint import take_items
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import Node
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry

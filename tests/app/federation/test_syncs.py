@@ -12,7 +12,7 @@ from app.errors import Code, Problem
 from app.federation.peer import Peer
 from app.federation.syncs import SyncEvent, Syncs
 from app.federation.transport import parse_peer_url
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sync.report import Progress, SyncCode, SyncOutcome, SyncReport
 
 REPORT = SyncReport(outcome=SyncOutcome.IN_SYNC)

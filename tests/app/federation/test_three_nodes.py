@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from app.operator import token_for
+from app.access.operator import token_for
 from app.store.sqlite import WAL_PAGES
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem

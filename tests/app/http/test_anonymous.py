@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.callers import Scope
-from app.limits import DEFAULT_LIMITS
-from app.tokens import TokenFile
+from app.access.callers import Scope
+from app.access.tokens import TokenFile
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.routes import ROUTES, Route

@@ -26,10 +26,10 @@ from urllib.parse import quote
 import pytest
 import zstandard
 
-from app.callers import Scope
-from app.http.connection import LINGER_BYTES_MAX
-from app.limits import DEFAULT_LIMITS as LIMITS
-from app.tokens import TokenFile
+from app.access.callers import Scope
+from app.access.tokens import TokenFile
+from app.server.connection import LINGER_BYTES_MAX
+from app.server.limits import DEFAULT_LIMITS as LIMITS
 from bench.frame_workloads import small_frames
 from recon.limits import PROTOCOL_VERSION
 from sdstore.sds.codec import decode, encode

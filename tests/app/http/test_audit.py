@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.callers import DistrustingAuthorizer, Scope
-from app.logs import TextLines, shown_url
-from app.tokens import TokenFile
+from app.access.callers import DistrustingAuthorizer, Scope
+from app.access.tokens import TokenFile
+from app.server.logs import TextLines, shown_url
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect
 from tests.support.cli import command

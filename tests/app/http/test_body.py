@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from app.errors import Code, Problem
 from app.http.body import Bodies, Body, ClientGoneError
 from app.http.call import Receive
-from app.limits import DEFAULT_LIMITS, Limits
-from app.sharing import Sharing
+from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.sharing import Sharing
 
 MAX = 1_000
 SKIPPABLE = b"\x50\x2a\x4d\x18\x02\0\0\0ab"

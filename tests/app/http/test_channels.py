@@ -14,7 +14,7 @@ import pytest
 from blake3 import blake3
 from google.protobuf.proto import parse_length_prefixed
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry, Message

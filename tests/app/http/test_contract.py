@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.callers import Scope
+from app.access.callers import Scope
 from app.http.application import openapi_document
 from app.http.channels import BELOW_A_CHANNEL
 from tests.support.routes import ROUTES

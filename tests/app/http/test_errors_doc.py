@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from app.access.operator import token_for
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
-from app.operator import token_for
+from app.server.limits import DEFAULT_LIMITS
 from tests.support.server import RunningNode, running_node
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "errors.md").read_text(encoding="utf-8")

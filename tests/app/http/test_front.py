@@ -16,9 +16,9 @@ from app.http import messages
 from app.http.application import application_of
 from app.http.call import EXCHANGE_KEY, Headers, Parts, Reply
 from app.main import create_app, opened
-from app.node import Node
-from app.settings import Settings
-from app.sharing import Turns
+from app.server.node import Node
+from app.server.settings import Settings
+from app.server.sharing import Turns
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import Settings
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire.store_pb2 import PublishBatch, PublishItem

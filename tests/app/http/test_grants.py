@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 import pytest
 
-from app.callers import EVERY_SCOPE, Caller, Scope
-from app.limits import DEFAULT_LIMITS
+from app.access.callers import EVERY_SCOPE, Caller, Scope
+from app.server.limits import DEFAULT_LIMITS
 from recon.elements import WHOLE
 from recon.events import Need
 from recon.fetch import pack_fetch

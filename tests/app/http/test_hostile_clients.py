@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
-from app.http.connection import LINGER_BYTES_MAX, bounded_protocol
-from app.limits import DEFAULT_LIMITS
+from app.server.connection import LINGER_BYTES_MAX, bounded_protocol
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.model import Message
 from tests.support.server import RunningNode, running_node
 

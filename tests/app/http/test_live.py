@@ -18,7 +18,7 @@ import httpx
 import psycopg
 import pytest
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from bench.postgres_server import own_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message

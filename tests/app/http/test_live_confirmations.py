@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.limits import DEFAULT_LIMITS
 from app.orders import Order, OrderCaller, Orders
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.ordering import Ordering, Roles
 from tests.app.http.test_live import Event, live
 from tests.app.http.test_order import CHAIN, CHANNEL, code_of, page, publish

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.model import Dialect, HistoryEntry, Message

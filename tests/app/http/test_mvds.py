@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
 from app.mvds import Exchange
-from app.node import Node
-from app.settings import Settings
+from app.server.limits import DEFAULT_LIMITS
+from app.server.node import Node
+from app.server.settings import Settings
 from sdstore.client import AsyncStoreClient
 from sdstore.client.calls import MvdsMode
 from sdstore.mvds import Acknowledged, Deliver, Payload

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import app.recon.negentropy as endpoint
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.limits import DEFAULT_LIMITS
-from app.operator import operator_token
+from app.access.operator import operator_token
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.model import Message
 from tests.support.routes import ROUTES, Route
 from tests.support.server import RunningNode, running_node
@@ -155,7 +155,7 @@ def test_a_fault_of_the_node_is_a_problem_document_that_tells_nothing(
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr("app.http.about._document", broken)
-    monkeypatch.setattr("app.callers.no_such_message", broken)
+    monkeypatch.setattr("app.access.callers.no_such_message", broken)
     for path in ("/v1/info", "/v1/messages/absent"):
         answer = node.http.get(path)
         assert answer.status_code == 500

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from app.entries import Entry
-from app.limits import DEFAULT_LIMITS
 from app.orders import Order, Wanted
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.ordering import Ordering, Roles
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest

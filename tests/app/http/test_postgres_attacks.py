@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.callers import Scope
-from app.tokens import TokenFile
+from app.access.callers import Scope
+from app.access.tokens import TokenFile
 from bench.frame_workloads import small_frames
 from sdstore.client import StoreClient
 from sdstore.sds.codec import encode

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.callers import Caller, Scope
-from app.limits import DEFAULT_LIMITS
-from app.operator import operator_token
-from app.tokens import TokenFile
+from app.access.callers import Caller, Scope
+from app.access.operator import operator_token
+from app.access.tokens import TokenFile
+from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.server import PROTOBUF, RunningNode, running_node

@@ -15,9 +15,9 @@ import httpx
 import pytest
 import trustme
 
-from app.callers import Scope
-from app.operator import operator_token, token_for
-from app.tokens import TokenFile
+from app.access.callers import Scope
+from app.access.operator import operator_token, token_for
+from app.access.tokens import TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import free_port

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from app.callers import Scope
-from app.limits import DEFAULT_LIMITS
+from app.access.callers import Scope
+from app.access.tokens import TokenFile
 from app.recon.index import VIEW_COST_MIN
-from app.tokens import TokenFile
+from app.server.limits import DEFAULT_LIMITS
 from recon.elements import ALL_ORDERS, WHOLE, Bound, Range
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch

@@ -23,12 +23,12 @@ import pytest
 import trustme
 from cryptography import x509
 
+from app.access.operator import token_for
+from app.access.tokens import TokenFile, tokens_path
 from app.federation.peers import LOOK_S
-from app.operator import token_for
-from app.reload import CHANGEABLE
-from app.settings import Settings
-from app.tokens import TokenFile, tokens_path
-from app.workers import Board, WorkerState
+from app.server.reload import CHANGEABLE
+from app.server.settings import Settings
+from app.server.workers import Board, WorkerState
 from recon.initiator import hello_request
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -250,7 +250,7 @@ def test_an_expired_certificate_is_said_at_the_start_and_never_replaces_a_valid_
     warning = f"tls_cert {certificates.file} expired at 2025-02-03 00:00:00 UTC"
     with serving(tmp_path, "drain_s = 0\n", *flags) as (node, url, _):
         log = tmp_path / "log"
-        assert f"WARNING app.reload: {warning}: callers refuse it" in log.read_text()
+        assert f"WARNING app.server.reload: {warning}: callers refuse it" in log.read_text()
         assert not_after_s() == datetime(2025, 2, 3, tzinfo=UTC).timestamp()
         valid = certificates.replace()
         node.send_signal(signal.SIGHUP)
@@ -265,7 +265,7 @@ def test_an_expired_certificate_is_said_at_the_start_and_never_replaces_a_valid_
 
 def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_path: Path) -> None:
     (tmp_path / "reload_rules.py").write_text(
-        "from app.policy import ACCEPT, refuse\n"
+        "from app.ingest.policy import ACCEPT, refuse\n"
         "class Open:\n    revision = '1'\n    def __call__(self, candidate):\n        return ACCEPT\n"
         "class Closed:\n    revision = '2'\n    def __call__(self, candidate):\n"
         "        return refuse('closed')\n"
@@ -396,7 +396,7 @@ class EditedRules:
         # The same size and second each time: a compiled file would hide the change.
         self.file.write_text(
             "import os\n"
-            "from app.policy import ACCEPT, refuse\n"
+            "from app.ingest.policy import ACCEPT, refuse\n"
             f"CODE = '{code}'\n"
             "class Closed:\n"
             "    revision = '1'\n"
@@ -551,7 +551,7 @@ def test_workers_take_over_a_policy_and_each_of_them_releases_and_drops(
     postgres_stores: PostgresStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "worker_rules.py").write_text(
-        "from app.policy import quarantine\n"
+        "from app.ingest.policy import quarantine\n"
         "class Hold:\n    revision = '1'\n    def __call__(self, candidate):\n"
         "        return quarantine('held')\n"
     )

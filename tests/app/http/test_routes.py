@@ -23,7 +23,7 @@ from app.http.routing import (
     parse_query,
     routable_path,
 )
-from app.settings import Settings
+from app.server.settings import Settings
 
 APP = Application(Settings())
 ANY_ID = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from app.callers import Scope
-from app.tokens import GRANTED_SCOPES, TokenFile
+from app.access.callers import Scope
+from app.access.tokens import GRANTED_SCOPES, TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.routes import ROUTES

@@ -25,10 +25,10 @@ import trustme
 import uvloop
 from uvicorn.server import ServerState
 
-from app.http.connection import LINGER_BYTES_MAX, READ_BYTES, Connection, bounded_protocol
-from app.http.tls import RECORD_FRAMING_BYTES, tls_layers
-from app.limits import DEFAULT_LIMITS, Limits
-from app.sharing import Sharing
+from app.server.connection import LINGER_BYTES_MAX, READ_BYTES, Connection, bounded_protocol
+from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.sharing import Sharing
+from app.server.tls import RECORD_FRAMING_BYTES, tls_layers
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import cli, command

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from app.callers import Scope
-from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, TokenFile
+from app.access.callers import Scope
+from app.access.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, TokenFile
 from recon.initiator import hello_request
 from sdstore.client import StoreClient, StoreError
 from sdstore.client.transport import HttpTransport

@@ -20,7 +20,7 @@ import pytest
 
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.sqlite import SqliteDatabase
 from app.store.store import Store
 from tests.support.ingest import Ingest, open_ingest

@@ -14,7 +14,7 @@ from app.errors import Code, Problem
 from app.ingest.committer import Committed
 from app.ingest.door import Door
 from app.ingest.prepare import Publication
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.store import Store
 from tests.support.ingest import Ingest, open_ingest
 from tests.support.publications import content_frame

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.entries import Claim, ClaimSource, NewEntry
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication, Relayed, WakuEnvelope, prepare
-from app.limits import DEFAULT_LIMITS as LIMITS
+from app.server.limits import DEFAULT_LIMITS as LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.model import HistoryEntry, Message

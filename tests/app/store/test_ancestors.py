@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.entries import Entry, MetId, NewEntry
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS, Limits
+from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.ancestry import AncestorPage
 from app.store.entryrows import Position
 from app.store.store import Store

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
 from app.entries import START, Claim, ClaimSource, Token, Watermark
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.arrivals import ROWS_PER_CHANNEL, ROWS_PER_STEP, ArrivalChain
 from app.store.store import Store
 from sdstore.sds.codec import encode

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from app.entries import MetId
-from app.limits import DEFAULT_LIMITS, Limits
+from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.entryrows import Position
 from app.store.gaps import Gap
 from app.store.keys import Keys

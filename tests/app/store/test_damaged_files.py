@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.faults import UnusableFileError
 from app.store.store import Store
 from tests.support.publications import content_frame

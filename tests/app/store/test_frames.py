@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 from app.cli.checking import Findings, check_store
 from app.entries import NewEntry
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.frames import Codec, FramePacker, FrameUnpacker, PackedFrame
 from app.store.schema import filter_references, frames
 from app.store.store import Store

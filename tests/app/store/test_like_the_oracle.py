@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS, Limits
+from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.channelpages import Page
 from app.store.entryrows import Position
 from app.store.keys import Keys

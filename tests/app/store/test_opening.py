@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, text
 
 import app.store.schema
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.faults import SchemaTooNewError, StoreBusyError, UnsupportedDatabaseError
 from app.store.schema import SCHEMA_REVISION, metadata
 from app.store.sqlite import SqliteDatabase
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 LOCK_AND_WAIT = """
 import asyncio, sys
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
 async def main():
     store = await Store.open(sys.argv[1], DEFAULT_LIMITS)

@@ -17,8 +17,8 @@ import pytest
 from app.entries import OutcomeKind
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS, Limits
 from app.recon.index import NodeIndex
+from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.entryrows import arrived_after
 from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
 from app.store.postgres import VERSION_MIN, check_server

@@ -15,7 +15,7 @@ import pytest
 
 from app.cli.checking import Findings, check_store
 from app.entries import NewEntry
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.formerframes import FormerFrame, FormerFrames
 from app.store.store import Store
 from sdstore.sds.codec import encode

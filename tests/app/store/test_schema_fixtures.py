@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from app.federation.peers import peer_id_of
 from app.federation.transport import parse_peer_url
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.keys import Keys
 from app.store.schema import SCHEMA_REVISION, _engine
 from app.store.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from app.store.syncrows import SyncRow
 from tests.support.stores import PostgresStores, SqliteStores, Stores

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS
+from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from tests.support.ingest import open_ingest
 from tests.support.publications import content_frame

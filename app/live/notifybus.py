@@ -21,10 +21,10 @@ from itertools import count
 
 import psycopg
 
-from app.bus import COMMIT_PAUSE_S, Listener, Outgoing, hand_over
-from app.limits import Limits
+from app.live.bus import COMMIT_PAUSE_S, Listener, Outgoing, hand_over
+from app.server.limits import Limits
+from app.server.supervisor import Supervisor
 from app.store.postgres import parameters_of
-from app.supervisor import Supervisor
 
 CHANNEL = "sdstore_bus"
 """The channel of NOTIFY; each database has its own."""
@@ -99,7 +99,7 @@ class Parts:
 
 
 class NotifyBus(Outgoing):
-    """See the module; `app.bus.Bus`."""
+    """See the module; `app.live.bus.Bus`."""
 
     def __init__(self, url: str, limits: Limits, listener: Listener) -> None:
         super().__init__(limits)

@@ -8,18 +8,18 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from app.access.tokens import Tokens
 from app.federation.links import Links
 from app.federation.peer import PeerState, PeerTotals
 from app.federation.peers import Peers
 from app.federation.transport import url_text
 from app.ingest.committer import GroupCommitter
-from app.live import LiveHub
-from app.lostcontent import LostContent
+from app.live.hub import LiveHub
+from app.live.relay import Relay
 from app.orders import Orders
 from app.recon.index import NodeIndex
-from app.relay import Relay
-from app.supervisor import Supervisor
-from app.tokens import Tokens
+from app.server.supervisor import Supervisor
+from app.store.lostcontent import LostContent
 from sdstore.sync.report import SyncOutcome
 
 Family = CounterMetricFamily | GaugeMetricFamily

@@ -12,10 +12,10 @@ import math
 import time
 from collections import OrderedDict
 
-from app.callers import Caller, Rate
+from app.access.callers import Caller, Rate
 from app.errors import Code, Problem
-from app.limits import Limits
-from app.settings import Settings
+from app.server.limits import Limits
+from app.server.settings import Settings
 
 CALLERS_MAX = 16_384
 """Buckets of one kind: 4 MiB. The caller that was seen longest ago is forgotten, and gets a full one again."""

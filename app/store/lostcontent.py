@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from app.errors import Problem
-from app.limits import Limits
+from app.server.limits import Limits
+from app.server.supervisor import Supervisor
 from app.store.store import Store
-from app.supervisor import Supervisor
 
 MARKS_INTERVAL_S = 10.0
 """The maximum age of this process's knowledge of marks: other processes make marks too."""

@@ -22,7 +22,7 @@ from typing import IO
 from app.entries import Claim, ClaimSource, NewEntry
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication, prepare
-from app.limits import Limits
+from app.server.limits import Limits
 
 FILE = "quarantine.db"
 VERSION = 3

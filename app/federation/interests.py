@@ -20,10 +20,10 @@ from blake3 import blake3
 
 from app.errors import Code, Problem
 from app.ingest.committer import GroupCommitter
-from app.limits import Limits
-from app.settings import Settings
+from app.server.limits import Limits
+from app.server.settings import Settings
+from app.server.supervisor import Supervisor
 from app.store.store import Store
-from app.supervisor import Supervisor
 from recon.errors import LocalProtocolError
 from recon.limits import INTEREST_BYTES_MAX, INTEREST_NAMES_MAX
 from recon.session import Interest, decode_interest

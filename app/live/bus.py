@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import orjson
 
-from app.limits import Limits
+from app.server.limits import Limits
 
 COMMIT_PAUSE_S = 0.02
 """The shortest time between two sendings; commits and frames of that time travel together."""
@@ -42,7 +42,7 @@ class Listener(Protocol):
     """Takes the notices of other processes."""
 
     def on_notified_frame(self, frame: bytes, origin: str, via: bytes) -> None:
-        """A frame to relay; `origin` and `via` as in `app.relay`."""
+        """A frame to relay; `origin` and `via` as in `app.live.relay`."""
 
     def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
         """Messages of these channels were committed; None: of any.

@@ -27,13 +27,13 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.callers import EVERY_SCOPE, Authorizer, Caller, Rate, Scope, unauthenticated
-from app.disk import replace_file
+from app.access.callers import EVERY_SCOPE, Authorizer, Caller, Rate, Scope, unauthenticated
+from app.access.operator import OPERATOR_ID
 from app.errors import Code, Problem
-from app.logs import audit_change
-from app.operator import OPERATOR_ID
-from app.settings import Settings
-from app.supervisor import Supervisor
+from app.server.disk import replace_file
+from app.server.logs import audit_change
+from app.server.settings import Settings
+from app.server.supervisor import Supervisor
 from recon.session import Interest
 
 TOKENS_FILE = "tokens.json"
@@ -313,7 +313,7 @@ def _unavailable(path: Path, error: Exception) -> Problem:
 class Tokens:
     """The tokens as this process knows them. Use `watched` while callers are served.
 
-    `operator`: the token of `app.operator`, which holds whatever the file contains.
+    `operator`: the token of `app.access.operator`, which holds whatever the file contains.
     """
 
     def __init__(self, file: TokenFile, operator: str = "") -> None:
@@ -530,7 +530,7 @@ class TokenAuthorizer:
         self.without_token = without_token
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
-        """See `app.callers.Authorizer`."""
+        """See `app.access.callers.Authorizer`."""
         authorization = headers.get(b"authorization")
         # Other schemes are not the node's: a proxy that checks passwords may pass them on.
         if authorization is None or authorization[:7].lower() != b"bearer ":

@@ -1,4 +1,4 @@
-"""TLS on one connection: a layer between the transport of a socket and `app.http.connection`.
+"""TLS on one connection: a layer between the transport of a socket and `app.server.connection`.
 
 The event loops have TLS of their own. A server that must bound its connections cannot use it:
 
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from app.http.connection import BODY_STEP_BYTES, Connection
+from app.server.connection import BODY_STEP_BYTES, Connection
 
 STEP_BYTES = 16_384
 """Encrypted at once: the plaintext of one record. OpenSSL's buffers never shrink, so they stay this small."""

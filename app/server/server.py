@@ -23,16 +23,16 @@ from typing import Any
 import orjson
 import uvicorn
 
+from app.access.proxies import Proxies
 from app.errors import Code, Problem
 from app.http.call import App, AsgiScope, Receive, Reply, Send, length_of
-from app.http.connection import bounded_protocol
 from app.http.replies import problem_reply
-from app.http.tls import tls_layers
-from app.limits import Limits
-from app.node import Node
-from app.proxies import Proxies
-from app.reload import checked_certificate, warn_of
-from app.settings import Settings
+from app.server.connection import bounded_protocol
+from app.server.limits import Limits
+from app.server.node import Node
+from app.server.reload import checked_certificate, warn_of
+from app.server.settings import Settings
+from app.server.tls import tls_layers
 
 SHUTDOWN_TIMEOUT_S = 10
 """After it slow bodies and slow readers are cut."""
@@ -55,7 +55,7 @@ def _proxies(settings: Settings) -> Proxies:
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections with our layer of TLS (`app.http.tls`). `tls`: uvicorn's options for it."""
+    """Accepts connections with our layer of TLS (`app.server.tls`). `tls`: uvicorn's options for it."""
 
     def __init__(self, app: App, http: Any, shutdown_timeout_s: int, tls: dict[str, Any]) -> None:
         super().__init__(

@@ -31,12 +31,12 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from app.access.proxies import Proxies, address_key
 from app.errors import Code, Problem
 from app.http.call import EXCHANGE_KEY, Headers, Parts, Reply, length_of
 from app.http.replies import internal_error, problem_reply
-from app.limits import Limits
-from app.proxies import Proxies, address_key
-from app.sharing import Holding, Sharing
+from app.server.limits import Limits
+from app.server.sharing import Holding, Sharing
 
 READ_BYTES = 16_384
 """Read at once outside of bodies."""
@@ -224,14 +224,14 @@ class Connection(asyncio.BufferedProtocol):
             await self._drained
 
     def moved_bytes(self) -> int:
-        """See `app.sharing.Holder`."""
+        """See `app.server.sharing.Holder`."""
         unread_bytes = self.transport.get_write_buffer_size()
         if self._unread is not None:
             self._unread.resize(unread_bytes)
         return -unread_bytes
 
     def cut(self) -> None:
-        """See `app.sharing.Holder`."""
+        """See `app.server.sharing.Holder`."""
         self.transport.abort()
 
     def _look_at_reader(self) -> None:

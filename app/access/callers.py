@@ -1,6 +1,6 @@
 """Callers and their grants: the only place where grants are applied.
 
-An `Authorizer` identifies the caller of each request; `app.tokens` has the one for access tokens.
+An `Authorizer` identifies the caller of each request; `app.access.tokens` has the one for access tokens.
 Before it reads the body, the admission of a request checks the route's scope and the channel that path or query
 names. Routes and reconciliation check everything else through `Caller` (channels that bodies, frames
 and interests name) and `Readable` (the part of the store that the grants cover).
@@ -15,9 +15,9 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Protocol, TypeVar
 
+from app.access.proxies import address_key
 from app.entries import Entry
 from app.errors import Code, Problem, problem_of_message
-from app.proxies import address_key
 from app.store.channelpages import ChannelInfo
 from app.store.entryrows import ContentState
 from app.store.lookups import Found
@@ -45,7 +45,7 @@ SCOPES_OF_PAGES = EVERY_SCOPE - {Scope.ADMIN}
 
 
 class Rate(Enum):
-    """The kind of a caller's rate limit; `app.rates` has the limits."""
+    """The kind of a caller's rate limit; `app.access.rates` has the limits."""
 
     FREE = "free"
     """Callers on this machine: the operator bounds what runs there."""

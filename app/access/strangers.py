@@ -1,6 +1,6 @@
 """The running requests of strangers: a reload that withdraws the grants of a stranger ends its requests.
 
-`app.tokens` does the same for callers with a token. Requests of a stranger whose grants only grow go on.
+`app.access.tokens` does the same for callers with a token. Requests of a stranger whose grants only grow go on.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from app.callers import Caller, granted_to_strangers, unauthenticated
-from app.settings import Settings
+from app.access.callers import Caller, granted_to_strangers, unauthenticated
+from app.server.settings import Settings
 
 
 class Strangers:

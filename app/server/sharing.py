@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from app.errors import Code, Problem
-from app.limits import Limits
+from app.server.limits import Limits
 
 PROGRESS_BYTES_MIN = 64 * 1024
 """Bytes that a holder must move between two checks (32 KiB/s) while others wait for its units."""

@@ -19,7 +19,11 @@ from typing import NamedTuple
 from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
-from app.disk import kept_once
+from app.access.operator import operator_token
+from app.access.rates import Rates
+from app.access.strangers import Strangers
+from app.access.tokens import TokenFile, Tokens, tokens_path
+from app.federation.interests import Interests, interest_of
 from app.federation.links import Links
 from app.federation.peers import Peers
 from app.federation.records import Records
@@ -27,38 +31,34 @@ from app.federation.syncs import Syncs
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.ingest.judge import Judge
+from app.ingest.policy import LoadedPolicy, load_policy
+from app.ingest.quarantine import FILE as QUARANTINE_FILE
+from app.ingest.quarantine import Quarantine
 from app.ingest.watermark import Watermark
-from app.interests import Interests, interest_of
-from app.limits import DEFAULT_LIMITS, Limits
-from app.live import LiveHub
-from app.lostcontent import LostContent
+from app.live.hub import LiveHub
+from app.live.relay import Relay
 from app.mvds import MvdsEndpoint
-from app.node_metrics import (
-    register_expiry_metrics,
-    register_node_metrics,
-    register_relay_metrics,
-    register_task_metrics,
-)
-from app.operator import operator_token
 from app.orders import Orders
-from app.policy import LoadedPolicy, load_policy
-from app.quarantine import FILE as QUARANTINE_FILE
-from app.quarantine import Quarantine
-from app.rates import Rates
-from app.readiness import Cause, Readiness
 from app.recon.budget import ReconBudgets
 from app.recon.endpoint import ReconEndpoint
 from app.recon.index import NodeIndex
 from app.recon.negentropy import NegentropyEndpoint
 from app.recon.replica import NodeReplica
-from app.relay import Relay
-from app.settings import Settings
-from app.sharing import Sharing
+from app.server.disk import kept_once
+from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.node_metrics import (
+    register_expiry_metrics,
+    register_node_metrics,
+    register_relay_metrics,
+    register_task_metrics,
+)
+from app.server.readiness import Cause, Readiness
+from app.server.settings import Settings
+from app.server.sharing import Sharing
+from app.server.supervisor import Supervisor
+from app.server.workers import WorkerPlace
+from app.store.lostcontent import LostContent
 from app.store.store import Store
-from app.strangers import Strangers
-from app.supervisor import Supervisor
-from app.tokens import TokenFile, Tokens, tokens_path
-from app.workers import WorkerPlace
 
 SECRET_BYTES = 32
 INSTANCE_BYTES = 16
@@ -206,7 +206,7 @@ async def _connected_to_others(node: Node) -> AsyncIterator[None]:
     if not node.settings.database_url.startswith("postgresql:"):
         yield
         return
-    from app.store.notifybus import NotifyBus  # noqa: PLC0415 - an extra
+    from app.live.notifybus import NotifyBus  # noqa: PLC0415 - an extra
 
     bus = NotifyBus(node.settings.database_url, node.limits, node.relay)
     async with bus.running(node.supervisor):

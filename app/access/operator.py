@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from app.disk import kept_once, replace_file
+from app.server.disk import kept_once, replace_file
 
 OPERATOR_ID = "operator"
 OPERATOR_FILE = "operator.token"

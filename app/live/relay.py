@@ -19,16 +19,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
-from app.bus import Bus, NoBus, Presence
-from app.callers import Caller, Scope
+from app.access.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem
 from app.ingest.committer import Committed
 from app.ingest.door import Door
+from app.ingest.policy import Way
 from app.ingest.prepare import Publication, Relayed
-from app.limits import Limits
-from app.live import LiveHub, Wanted
-from app.policy import Way
+from app.live.bus import Bus, NoBus, Presence
+from app.live.hub import LiveHub, Wanted
+from app.server.limits import Limits
 from recon.session import Interest
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import frame_hash
@@ -295,7 +295,7 @@ class Relay:
         self._pass_on(Relayed(frame, message, dialect), origin, via, is_on_bus=True)
 
     def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
-        """See `app.bus.Listener`."""
+        """See `app.live.bus.Listener`."""
         self._live.on_committed([])
         self._nudge(channels, source)
         for listener in self.commit_listeners:
@@ -306,7 +306,7 @@ class Relay:
         self.bus.send_presence(presence)
 
     def on_notified_presence(self, presence: Presence) -> None:
-        """See `app.bus.Listener`."""
+        """See `app.live.bus.Listener`."""
         for listener in self.presence_listeners:
             listener(presence)
 

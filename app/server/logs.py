@@ -17,7 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # verbs that call a node import this module, and need no pydantic
-    from app.settings import Settings
+    from app.server.settings import Settings
 
 # Libraries that log each step and each request at the level "info", and headers at "debug".
 TALKATIVE = ("alembic", "asyncio", "httpx", "httpcore", "hpack", "psycopg")

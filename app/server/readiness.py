@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter
-from app.limits import Limits
+from app.server.limits import Limits
 from app.store.store import Store
 
 PATIENCE_S = 1.0

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from cryptography import x509
 
 from app.errors import SettingsError
-from app.interests import interest_of
-from app.logs import set_level
-from app.node import Certificate, Node
-from app.policy import LoadedPolicy, load_policy
-from app.settings import Settings
+from app.federation.interests import interest_of
+from app.ingest.policy import LoadedPolicy, load_policy
+from app.server.logs import set_level
+from app.server.node import Certificate, Node
+from app.server.settings import Settings
 
 CHANGEABLE = frozenset(
     {

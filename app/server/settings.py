@@ -25,8 +25,8 @@ from pydantic import (
     ValidationError,
 )
 
+from app.access.proxies import check_proxies
 from app.errors import Problem, SettingsError, fault_text
-from app.proxies import check_proxies
 
 ENVIRONMENT_PREFIX = "SDSTORE_"
 # Variables of the test suite, the benchmarks and the verbs that call a node; never settings of a node.
@@ -354,8 +354,8 @@ def _check_interest(settings: Settings) -> None:
     names = ("channels", "channel_prefixes", "lamport_from", "lamport_to")
     if not settings.model_fields_set & set(names):
         return
-    from app.interests import check_interest, interest_of  # noqa: PLC0415 - brings the store
-    from app.limits import DEFAULT_LIMITS  # noqa: PLC0415
+    from app.federation.interests import check_interest, interest_of  # noqa: PLC0415 - brings the store
+    from app.server.limits import DEFAULT_LIMITS  # noqa: PLC0415
 
     try:
         check_interest(interest_of(settings), DEFAULT_LIMITS)

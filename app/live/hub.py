@@ -21,11 +21,11 @@ from app.entries import START, Entry, Token
 from app.errors import Code, Problem
 from app.ingest.committer import Committed
 from app.ingest.prepare import Relayed
-from app.limits import Limits
-from app.sharing import Sharing, Turns
+from app.server.limits import Limits
+from app.server.sharing import Sharing, Turns
+from app.server.supervisor import Supervisor
 from app.store.entryrows import LeftOut
 from app.store.store import Store
-from app.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 

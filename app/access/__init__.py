@@ -1,0 +1,1 @@
+"""Who calls, with which grants, and how often: tokens, callers, rates, proxies."""

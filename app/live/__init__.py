@@ -1,0 +1,1 @@
+"""What is told at once: live readers, relayed messages, notices between processes."""

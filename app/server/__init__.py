@@ -1,0 +1,1 @@
+"""The node put together, its settings and limits, its server and its processes."""
