@@ -86,7 +86,7 @@ def images(whole: Written, random: Random) -> Iterator[bytes]:
         match random.choice(("cut", "zeros", "garbage", "hole", "stale")):
             case "cut":
                 yield whole.log[:size]
-            case "zeros":  # the length reached the disk, the bytes did not; they can have been zeros, too
+            case "zeros":  # the length reached the disk, the bytes did not (or were zeros)
                 yield whole.log[:size] + bytes(len(whole.log) - size)
             case "garbage":
                 yield whole.log[:size] + random.randbytes(9_000)
