@@ -13,7 +13,7 @@ TESTERS ?= 2
 SPREAD := -n $(TESTERS) --dist worksteal
 LOCKS := server all
 
-.PHONY: help setup run demo test test-slow soak check format bench mutants proto lock clean
+.PHONY: help setup run demo test test-slow soak check format bench mutants proto reference lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s $$'\t'
@@ -68,6 +68,9 @@ bench: setup  ## measure; writes bench/results/*.csv and *.png and prints the ta
 # --- generated files ---------------------------------------------------------------------------
 proto: setup  ## regenerate sdstore/wire from proto/
 	$(PY) -m tools.proto sdstore/wire
+
+reference: setup  ## write the reference pages of docs/ anew, from the code
+	$(PY) -m tools.reference
 
 lock: $(PY)  ## resolve requirements/*.lock anew (versions and hashes, no hosts)
 	@tools/lock $(VENV) $(LOCKS)

@@ -1,4 +1,4 @@
-"""Every error of this node: a stable code, an HTTP status and a title, declared once.
+"""Every error of this node: a stable code, an HTTP status, a title and an advice, declared once.
 
 An error is a `Problem`. The same fault raises the same code by every path (HTTP, batch, recon,
 import); only the HTTP layer makes an RFC 9457 problem document of it.
@@ -15,7 +15,7 @@ from sdstore.sync.report import SyncError
 
 
 class Code(StrEnum):
-    """Stable identifiers of errors; docs/errors.md describes each."""
+    """Stable identifiers of errors; `_CATALOGUE` describes each, and docs/errors.md is made of it."""
 
     # the frame itself (the codes of `sdstore.sds.codec.MessageError`, unchanged)
     MALFORMED_FRAME = "malformed_frame"
@@ -86,67 +86,305 @@ class Code(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-_STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
-    Code.MALFORMED_FRAME: (422, "The frame is not an SDS message"),
-    Code.MISSING_MESSAGE_ID: (422, "The message has no message ID"),
-    Code.INVALID_UTF8: (422, "A text field is not UTF-8"),
-    Code.NUL_CHARACTER: (422, "A text field contains U+0000"),
-    Code.LAMPORT_OUT_OF_RANGE: (422, "The Lamport timestamp is neither 0 … 2^63-1 nor an int32"),
-    Code.NO_CONTENT_NO_LAMPORT: (422, "The message has neither content nor Lamport timestamp"),
-    Code.INVALID_JSON_MESSAGE: (422, "The JSON is not a message"),
-    Code.FRAME_TOO_LARGE: (413, "The frame is larger than this node stores"),
-    Code.MESSAGE_ID_TOO_LONG: (422, "A message ID is too long"),
-    Code.CHANNEL_ID_TOO_LONG: (422, "The channel ID is too long"),
-    Code.SENDER_ID_TOO_LONG: (422, "A sender ID is too long"),
-    Code.HISTORY_TOO_LONG: (422, "The causal history has too many entries"),
-    Code.HINT_TOO_LONG: (422, "A retrieval hint is empty or too long"),
-    Code.TOO_MANY_HINTS: (422, "Too many retrieval hints for one message"),
-    Code.BLOOM_FILTER_TOO_LARGE: (422, "The bloom filter is too large"),
-    Code.INVALID_PARAMETER: (400, "A parameter is not valid"),
-    Code.INVALID_BODY: (400, "The body is not valid"),
-    Code.INVALID_HEX: (400, "The value is not hexadecimal"),
-    Code.INVALID_CURSOR: (400, "The cursor is not valid"),
-    Code.FOREIGN_CURSOR: (410, "The cursor belongs to another database"),
-    Code.CURSOR_ROLLED_BACK: (410, "The database is older than this cursor"),
-    Code.CURSOR_REWOUND: (410, "The order before this cursor has changed"),
-    Code.MALFORMED_REQUEST: (400, "The request is not HTTP/1.1"),
-    Code.HEADERS_TOO_LARGE: (431, "The headers are too large"),
-    Code.EMPTY_BODY: (400, "The body is empty"),
-    Code.BODY_TOO_LARGE: (413, "The body is too large"),
-    Code.TOO_MANY_ITEMS: (413, "Too many items in one request"),
-    Code.UNSUPPORTED_MEDIA_TYPE: (415, "The media type is not supported"),
-    Code.NOT_ACCEPTABLE: (406, "No acceptable form of the reply"),
-    Code.NOT_FOUND: (404, "Not found"),
-    Code.WITHHELD: (404, "The message is withheld here"),
-    Code.REFUSED: (404, "The message is refused here"),
-    Code.NO_SUCH_ROUTE: (404, "No such route"),
-    Code.METHOD_NOT_ALLOWED: (405, "Method not allowed"),
-    Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time"),
-    Code.UNAUTHENTICATED: (401, "Credentials are required"),
-    Code.FORBIDDEN: (403, "The credentials do not cover the request"),
-    Code.TOKENS_UNAVAILABLE: (503, "The access tokens cannot be read or written"),
-    Code.RATE_LIMITED: (429, "The rate limit of this caller is reached"),
-    Code.POLICY_REFUSED: (403, "The policy of this node refuses the message"),
-    Code.QUARANTINED: (403, "The message is in the quarantine of this node"),
-    Code.POLICY_FAILED: (503, "The policy of this node failed"),
-    Code.ORDER_TOO_LARGE: (422, "The channel is too large to be ordered here"),
-    Code.ORDER_BUDGET_SPENT: (429, "The ordering budget of this caller is spent"),
-    Code.INVALID_RECON_REQUEST: (400, "The body is not a reconciliation request"),
-    Code.INVALID_NEGENTROPY_MESSAGE: (400, "The body is not a negentropy message"),
-    Code.RECON_BUDGET_SPENT: (429, "The reconciliation budget of this caller is spent"),
-    Code.PEER_URL_REFUSED: (422, "The peer URL is not allowed"),
-    Code.PEER_UNREACHABLE: (502, "The peer could not be reached"),
-    Code.PEER_MISBEHAVED: (502, "The peer broke the protocol"),
-    Code.PEER_VERSION: (502, "The peer speaks another version of the protocol"),
-    Code.SYNC_BUSY: (409, "A sync with this peer is already running"),
-    Code.NOT_RELAYED: (422, "Stores do not relay this message"),
-    Code.INVALID_SETTING: (422, "A setting is not valid"),
-    Code.OVERLOADED: (503, "The node is overloaded"),
-    Code.NOT_READY: (503, "The node is not ready"),
-    Code.DISK_FULL: (507, "The disk is full"),
-    Code.STORE_UNAVAILABLE: (503, "The database is unavailable"),
-    Code.CONTENT_LOST: (503, "This node lost the content of the message"),
-    Code.INTERNAL_ERROR: (500, "Internal error"),
+_CATALOGUE: dict[Code, tuple[int, str, str]] = {
+    Code.MALFORMED_FRAME: (422, "The frame is not an SDS message", ""),
+    Code.MISSING_MESSAGE_ID: (
+        422,
+        "The message has no message ID",
+        "Or an entry of its causal history has none.",
+    ),
+    Code.INVALID_UTF8: (422, "A text field is not UTF-8", ""),
+    Code.NUL_CHARACTER: (422, "A text field contains U+0000", "Some databases cannot store it."),
+    Code.LAMPORT_OUT_OF_RANGE: (
+        422,
+        "The Lamport timestamp is neither 0 … 2^63-1 nor an int32",
+        "",
+    ),
+    Code.NO_CONTENT_NO_LAMPORT: (
+        422,
+        "The message has neither content nor Lamport timestamp",
+        "So it is not a content, sync or ephemeral message.",
+    ),
+    Code.INVALID_JSON_MESSAGE: (
+        422,
+        "The JSON is not a message",
+        'It is not {"message": {…}} with the fields of proto/sds.proto.',
+    ),
+    Code.FRAME_TOO_LARGE: (
+        413,
+        "The frame is larger than this node stores",
+        "Bound: frame_bytes_max.",
+    ),
+    Code.MESSAGE_ID_TOO_LONG: (
+        422,
+        "A message ID is too long",
+        "Its own, or one in the causal history. Bound: message_id_bytes_max.",
+    ),
+    Code.CHANNEL_ID_TOO_LONG: (422, "The channel ID is too long", "Bound: channel_id_bytes_max."),
+    Code.SENDER_ID_TOO_LONG: (422, "A sender ID is too long", "Bound: sender_id_bytes_max."),
+    Code.HISTORY_TOO_LONG: (
+        422,
+        "The causal history has too many entries",
+        "Bound: history_entries_max.",
+    ),
+    Code.HINT_TOO_LONG: (422, "A retrieval hint is empty or too long", "Bound: hint_bytes_max."),
+    Code.TOO_MANY_HINTS: (
+        422,
+        "Too many retrieval hints for one message",
+        "Bound: hints_per_publish_max.",
+    ),
+    Code.BLOOM_FILTER_TOO_LARGE: (
+        422,
+        "The bloom filter is too large",
+        "Bound: bloom_filter_bytes_max.",
+    ),
+    Code.INVALID_PARAMETER: (
+        400,
+        "A parameter is not valid",
+        "In path, query or header: missing, repeated, out of range, or unknown to the route.",
+    ),
+    Code.INVALID_BODY: (
+        400,
+        "The body is not valid",
+        "It does not match its Content-Type or Content-Encoding, or a line of NDJSON is not JSON.",
+    ),
+    Code.INVALID_HEX: (
+        400,
+        "The value is not hexadecimal",
+        "Hints are base64 only inside a message in JSON.",
+    ),
+    Code.INVALID_CURSOR: (
+        400,
+        "The cursor is not valid",
+        "No store made it, or it belongs to another list.",
+    ),
+    Code.FOREIGN_CURSOR: (
+        410,
+        "The cursor belongs to another database",
+        "Start again without a cursor.",
+    ),
+    Code.CURSOR_ROLLED_BACK: (
+        410,
+        "The database is older than this cursor",
+        (
+            "A backup was restored, or the copy diverged. Start again without a cursor, or with "
+            "one from before the copy was made, which misses nothing."
+        ),
+    ),
+    Code.CURSOR_REWOUND: (
+        410,
+        "The order before this cursor has changed",
+        (
+            "The cursor was in the tentative tail. Start again, or at the last next_confirmed. In "
+            "the confirmed prefix this happens only if the database is an older copy, or if "
+            "content was lost that the node had ordered before it restarted."
+        ),
+    ),
+    Code.MALFORMED_REQUEST: (400, "The request is not HTTP/1.1", "The connection is closed."),
+    Code.HEADERS_TOO_LARGE: (
+        431,
+        "The headers are too large",
+        "Request line and headers together. The connection is closed.",
+    ),
+    Code.EMPTY_BODY: (400, "The body is empty", ""),
+    Code.BODY_TOO_LARGE: (413, "The body is too large", "The connection is closed."),
+    Code.TOO_MANY_ITEMS: (
+        413,
+        "Too many items in one request",
+        "In a batch or a look-up; or a message in JSON has too many brackets.",
+    ),
+    Code.UNSUPPORTED_MEDIA_TYPE: (
+        415,
+        "The media type is not supported",
+        (
+            "Or the Content-Encoding. The header Accept (Accept-Encoding) of the answer lists "
+            "those that are."
+        ),
+    ),
+    Code.NOT_ACCEPTABLE: (
+        406,
+        "No acceptable form of the reply",
+        "Accept allows neither JSON nor protobuf.",
+    ),
+    Code.NOT_FOUND: (404, "Not found", "No such message, entry, channel, peer or session."),
+    Code.WITHHELD: (
+        404,
+        "The message is withheld here",
+        (
+            "It is in the quarantine until the operator decides; other stores might have it. Only "
+            "callers who can read its channel are told, and only if its ID verifies; others get "
+            "not_found."
+        ),
+    ),
+    Code.REFUSED: (
+        404,
+        "The message is refused here",
+        (
+            "By the policy or the operator; other stores might have it. Told to the same callers "
+            "as withheld."
+        ),
+    ),
+    Code.NO_SUCH_ROUTE: (404, "No such route", "/docs lists the routes."),
+    Code.METHOD_NOT_ALLOWED: (405, "Method not allowed", "The header Allow lists those that are."),
+    Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time", "The connection is closed."),
+    Code.UNAUTHENTICATED: (
+        401,
+        "Credentials are required",
+        (
+            "There is no access token, or it is unknown, was revoked or has expired. Without one a "
+            "node serves only callers on its own machine, and behind a proxy nobody."
+        ),
+    ),
+    Code.FORBIDDEN: (
+        403,
+        "The credentials do not cover the request",
+        (
+            "The token lacks the scope or does not cover the channel; or an operator's route was "
+            "called without a token or from a web page of another origin; or the request names "
+            "another host while the node serves its own machine only (DNS of others can cause "
+            "this)."
+        ),
+    ),
+    Code.TOKENS_UNAVAILABLE: (
+        503,
+        "The access tokens cannot be read or written",
+        (
+            'The file of access tokens, or a peer"s, cannot be read or written; the log says why. '
+            "Callers that need no token are served."
+        ),
+    ),
+    Code.RATE_LIMITED: (
+        429,
+        "The rate limit of this caller is reached",
+        (
+            "Too many requests, bytes or live streams; see Retry-After. A token has a larger limit "
+            "than an address."
+        ),
+    ),
+    Code.POLICY_REFUSED: (
+        403,
+        "The policy of this node refuses the message",
+        (
+            "policy_code is the policy's own code, or dropped (by an operator), quarantine_full, "
+            "or not_content (a sync or ephemeral message cannot be kept in the quarantine)."
+        ),
+    ),
+    Code.QUARANTINED: (
+        403,
+        "The message is in the quarantine of this node",
+        "Until an operator releases or drops it.",
+    ),
+    Code.POLICY_FAILED: (
+        503,
+        "The policy of this node failed",
+        "It raised, returned no verdict or took too long; see the log. Nothing was stored.",
+    ),
+    Code.ORDER_TOO_LARGE: (
+        422,
+        "The channel is too large to be ordered here",
+        "It needs more than order_bytes_max, or more than 100,000 messages wait for missing ones.",
+    ),
+    Code.ORDER_BUDGET_SPENT: (
+        429,
+        "The ordering budget of this caller is spent",
+        "CPU time of the last minute; see Retry-After. What is computed is kept.",
+    ),
+    Code.INVALID_RECON_REQUEST: (
+        400,
+        "The body is not a reconciliation request",
+        "Or it breaks the protocol; the member fault says how.",
+    ),
+    Code.INVALID_NEGENTROPY_MESSAGE: (
+        400,
+        "The body is not a negentropy message",
+        "The member fault says why.",
+    ),
+    Code.RECON_BUDGET_SPENT: (
+        429,
+        "The reconciliation budget of this caller is spent",
+        "Views or bytes of the last minute; see Retry-After.",
+    ),
+    Code.PEER_URL_REFUSED: (
+        422,
+        "The peer URL is not allowed",
+        (
+            "It is not http(s), or leads to this node or to an address that the node does not "
+            "connect to."
+        ),
+    ),
+    Code.PEER_UNREACHABLE: (
+        502,
+        "The peer could not be reached",
+        "Its name does not resolve, or its address does not answer.",
+    ),
+    Code.PEER_MISBEHAVED: (502, "The peer broke the protocol", "Also in reports of sessions."),
+    Code.PEER_VERSION: (
+        502,
+        "The peer speaks another version of the protocol",
+        "Not a fault; in reports of sessions.",
+    ),
+    Code.SYNC_BUSY: (
+        409,
+        "A sync with this peer is already running",
+        (
+            "sync_id is its ID. For an MVDS peer: another of its exchanges ended first; send the "
+            "payload again."
+        ),
+    ),
+    Code.NOT_RELAYED: (
+        422,
+        "Stores do not relay this message",
+        (
+            "POST /v1/relay of a content message, or of a channel outside of this store's "
+            "interest; the other items are not affected."
+        ),
+    ),
+    Code.INVALID_SETTING: (
+        422,
+        "A setting is not valid",
+        (
+            "A reload found a bad setting, certificate or policy; the detail names it. Nothing was "
+            "changed."
+        ),
+    ),
+    Code.OVERLOADED: (
+        503,
+        "The node is overloaded",
+        (
+            "A queue is full, too many readers are connected, or the request waited too long for "
+            "its turn; see Retry-After."
+        ),
+    ),
+    Code.NOT_READY: (
+        503,
+        "The node is not ready",
+        (
+            "Of /readyz, with the reason; or another worker did not reload its settings within 10 "
+            "s: its log has the reason, send the request again."
+        ),
+    ),
+    Code.DISK_FULL: (
+        507,
+        "The disk is full",
+        (
+            "Or less than disk_free_min_bytes is free. Nothing was stored. Reads work, and the "
+            "node recovers by itself."
+        ),
+    ),
+    Code.STORE_UNAVAILABLE: (
+        503,
+        "The database is unavailable",
+        "It does not answer, or its file is damaged (run sdstore check).",
+    ),
+    Code.CONTENT_LOST: (
+        503,
+        "This node lost the content of the message",
+        (
+            "The node asks its peers for it. Publishing, an import or a restore also repairs it. "
+            "Other messages are not affected."
+        ),
+    ),
+    Code.INTERNAL_ERROR: (500, "Internal error", "The node's log has the details."),
 }
 
 
@@ -181,12 +419,17 @@ class Problem(SyncError):  # noqa: N818 - the term of RFC 9457
     @property
     def status(self) -> int:
         """The HTTP status of this code."""
-        return _STATUS_AND_TITLE[self.code][0]
+        return _CATALOGUE[self.code][0]
 
     @property
     def title(self) -> str:
         """The fixed title of this code."""
-        return _STATUS_AND_TITLE[self.code][1]
+        return _CATALOGUE[self.code][1]
+
+    @property
+    def advice(self) -> str:
+        """What else there is to know of this code, and what to do; "" if the title says all."""
+        return _CATALOGUE[self.code][2]
 
     def document(self) -> dict[str, Any]:
         """The RFC 9457 problem document."""

@@ -1,8 +1,6 @@
 """Every command that README.md and docs/ show is run, as it stands, in a shell of its own.
 
-docs/errors.md has a test of its own (tests/app/http/test_errors_doc.py), so has docs/operations.md
-(tests/test_operations_page.py), and so has the reference in
-docs/cli.md (tests/app/cli/test_docs.py).
+docs/operations.md has a test of its own (tests/test_operations_page.py).
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from app.cli.about import MARK
 from app.cli.files import delimited
 from app.cli.program import MODULES
 from app.demo.nodes import running_node
@@ -34,11 +31,12 @@ from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode
 from tests.support.cli import cli
 from tests.support.federation import message
+from tools.reference import MARK
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-TESTED_ELSEWHERE = {"errors.md", "operations.md"}
+TESTED_ELSEWHERE = {"operations.md"}
 PASTE_S_MAX = 120
 README_NODE = "http://127.0.0.1:8000"
 

@@ -1,7 +1,6 @@
 """Every bound of the node, with its unit and its reason; nothing else in `app` declares one.
 
-`sdstore serve --show-limits` prints the same table, and docs/limits.md contains it (a test compares
-them). The bounds of the reconciliation engine are in `recon.limits`.
+`sdstore serve --show-limits` prints them all, and docs/limits.md is made of them (`python -m tools.reference`). The bounds of the reconciliation engine are in `recon.limits`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""The tables of bounds and settings in docs/ are those of the code."""
+"""The reference pages in docs/ are those of the code."""
 
-from tests.support.reference_tables import DOCS, limits_page, settings_page
+import pytest
 
-MEND = "run: python -m tests.support.reference_tables"
-
-
-def test_the_page_of_limits_is_that_of_the_code() -> None:
-    assert (DOCS / "limits.md").read_text() == limits_page(), MEND
+from tools.reference import DOCS, pages
 
 
-def test_the_page_of_settings_is_that_of_the_code() -> None:
-    assert (DOCS / "settings.md").read_text() == settings_page(), MEND
+@pytest.mark.parametrize("name", ["settings.md", "limits.md", "errors.md", "cli.md"])
+def test_a_page_of_reference_is_that_of_the_code(name: str) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    assert text == pages()[name], "run: python -m tools.reference"
