@@ -1,4 +1,4 @@
-"""The tables, once for SQLite and PostgreSQL (docs/store.md explains each index), and their migrations.
+"""The tables, once for SQLite and PostgreSQL (docs/store.md explains the keys), and their migrations.
 
 Every random-key index costs ingest speed and disk, so indexes hold 64-bit keys (`app.store.keys`) or
 the first 8 bytes of a digest instead of long values, and queries compare the full value as well.
