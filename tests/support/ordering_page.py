@@ -1,7 +1,4 @@
-"""The graphs and tables of docs/ordering.md: `python -m tests.support.ordering_page`.
-
-The graphs are those of the worked examples in tests/ordering/test_examples.py, ordered by `Ordering`.
-"""
+"""The tables of docs/ordering.md: `python -m tests.support.ordering_page`."""
 
 from __future__ import annotations
 
@@ -9,13 +6,11 @@ import random
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
 
 from sdstore.ordering import Ordering, Roles
 from tests.ordering.graphs import Sent, graph
-from tests.ordering.test_examples import TWO_QUORUMS, WORST_CASE, ordered
 
 PAGE = Path(__file__).parents[2] / "docs" / "ordering.md"
 
@@ -30,24 +25,6 @@ def page(*names: str) -> str:
         _, tail = rest.split("\n\n", 1)
         text = head + mark + "\n".join(PARTS[name]()) + "\n\n" + tail
     return text
-
-
-# --- graphs
-
-
-def drawn(text: str) -> list[str]:
-    """A graph in Mermaid. Confirmed messages have a thick border."""
-    ordering = ordered(text)
-    lines = ["```mermaid", "graph RL"]
-    for each in graph(text):
-        lines.append(f"  {each.message_id}")
-        for cause in each.causes:
-            arrow = "-.->" if cause[0] == each.message_id[0] else "-->"
-            lines.append(f"  {each.message_id} {arrow} {cause}")
-    if ordering.confirmed:
-        lines.append("  classDef confirmed stroke-width:4px")
-        lines.append(f"  class {','.join(ordering.confirmed)} confirmed")
-    return [*lines, "```"]
 
 
 # --- a chat as it arrives
@@ -243,8 +220,6 @@ def measured_table() -> list[str]:
 
 
 PARTS: dict[str, Callable[[], list[str]]] = {
-    "two quorums": partial(drawn, TWO_QUORUMS),
-    "worst case": partial(drawn, WORST_CASE),
     "chat": chat_table,
     "measured": measured_table,
 }
