@@ -87,7 +87,14 @@ async def ancestors_of_one(
 
 @router.post("/v1/messages/ancestors", **documented(_REPLIES, two_form_body(ANCESTORS_BODY)))
 async def ancestors(call: ReaderInTurn) -> Reply:
-    """Everything before the heads, not passing through `known`, and the IDs that are missing here."""
+    """Everything before the heads, not passing through `known`, and the IDs that are missing here.
+
+    Pages go back in time; within a page every message comes after its causes. A cycle is entered at its first
+    message in log order. All variants under an ID count. `missing` lists IDs that are not stored, cannot be read,
+    or did not fit into the cursor: the walk ends there; `met_as_sync`, `withheld` and `refused` list those of them
+    for which that is known. Follow `next` until it is null. A message can come twice only where clocks
+    contradict causes. A cursor that is too long for a URL has no `Link`: POST it.
+    """
     wanted = await _wanted(call)
     call.caller.require_channel_of_body(wanted.channel_id)
 

@@ -158,7 +158,13 @@ async def list_gaps(
     after: After = None,
     limit: GapLimit = DEFAULT_LIMITS.page_items_default,
 ) -> Reply:
-    """Message IDs that the channel's histories name and the store lacks, with their hints."""
+    """Message IDs that the channel's histories name and the store lacks, with their hints.
+
+    `named_by` is `history`, or `sync` if only sync messages name the message. They can be the only evidence of
+    a lost last message, but anybody can send them: the list has the newest 1,000 such IDs of a channel.
+    `met_as_sync`: a sync message with the ID arrived. Participants of version 1 name theirs in histories, but
+    anybody can publish one with any ID, so the gap stays. `state` is `missing`, `withheld` or `refused`.
+    """
     cursors = Cursors.of(call.node.store)
     position = cursors.read(CursorKind.GAPS, after)
     page = await call.node.store.gaps.page(channel_id, position, limit)

@@ -50,7 +50,13 @@ LastEventId = Annotated[str | None, Header(description="where a reader that reco
 async def live(
     call: Reader, after: After = None, last_event_id: LastEventId = None
 ) -> StreamedReply:
-    """New messages of every channel as they come, and before them those after a cursor."""
+    """New messages of every channel as they come, and before them those after a cursor.
+
+    Events: `message` (as stored; its ID is a cursor of the feed), `relayed` (a sync or ephemeral message, not
+    stored, no ID), `left_out` (a stored message whose content is lost), `gap` (the reader missed messages: the
+    feed after its `cursor` has them, unless that answers 410 because the database went back). With senders also
+    `confirmed` and, if ordering fails, `problem`. Comments carry IDs too, from the first one on.
+    """
     return await _stream(call, call.caller.covers, last_event_id or after)
 
 

@@ -265,7 +265,13 @@ async def get_hint(
     ),
 )
 async def lookup(call: ReaderInTurn) -> Reply:
-    """Which of these IDs and hints are stored, and the messages they lead to."""
+    """Which of these IDs and hints are stored, and the messages they lead to.
+
+    `found` has a row for each match with its key. `missing` are keys without a match; an ID can have a `state`:
+    `withheld`, `refused`, or, in one channel, `met_as_sync`. `not_examined` are keys that did not fit, and hints
+    with more claims than one page examines if none examined leads to a message: ask again for these. `left_out`
+    are matches whose content is lost.
+    """
     form = call.form
     wanted = await _wanted_keys(call)
     limits = call.node.limits

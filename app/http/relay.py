@@ -49,7 +49,13 @@ async def stream(call: Annotated[Call, admitted(Scope.SYNC)]) -> StreamedReply:
     """Nudges and relayed messages, for a store that has this one as its peer.
 
     The store names itself in the header `sds-instance`, and gets nothing back that came from it. If `zstd`
-    is the only encoding that it accepts, the stream is compressed.
+    is the only encoding that it accepts, the stream is one zstd frame with a window of at most 128 KiB, flushed
+    after each group of events.
+
+    Events: `nudge` (`{}`: messages were committed that the caller may read; none of what it pushed, and none
+    while this node reads its stream, because then this node starts the session); `relayed` (`frame` in base64,
+    `via`: of each store that passed it on, 4 bytes of its instance ID in hex); `reading` (`is_read`: whether a
+    process over this database reads the caller's own stream).
     """
     node, caller = call.node, call.caller
     if node.relay.is_closed:
@@ -76,7 +82,9 @@ async def stream(call: Annotated[Call, admitted(Scope.SYNC)]) -> StreamedReply:
 async def relay(call: Annotated[Call, admitted(Scope.PUBLISH, turns=Turns.BATCHES)]) -> Reply:
     """Sync and ephemeral messages from another store, to be passed on and not stored.
 
-    One outcome each, in order: `relayed`, `duplicate` if this store passed it on before, or `refused`.
+    One outcome each, in order: `relayed`; `duplicate` if this store passed it on before or is in its `via`; or
+    `refused` with `not_relayed` (a content message, or a channel outside of this store's interest), `forbidden`
+    (a channel that the token does not cover), or a code of publishing. Hints and envelopes are ignored.
     """
     form = call.form
     body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
