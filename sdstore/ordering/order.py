@@ -40,7 +40,9 @@ ordered as if everything that may be confirmed elsewhere is.
 
 The document asks for a lead of two degrees over "any other quorum that has been referenced", and gives no
 proof that all views compare the same degrees. Rule 3 is stricter: any contender in the view of a witness
-spoils it, also one without a quorum. With it the promise has the proof above.
+spoils it, also one without a quorum. With it the promise has the proof above. The document counts references of
+writers who are not indexers as votes and contenders; here they count for nothing, because any writer could stop the
+order with an ID that does not exist. It leaves the order of merged branches open; rule 1 decides it.
 
 `PRECONDITIONS` must hold. A breach that is seen is reported, and nothing more is confirmed after it. Majorities
 are not Byzantine quorums: a lying indexer can break the promise without anybody who sees it.
