@@ -75,7 +75,11 @@ async def channel_live(
 ) -> StreamedReply:
     """New messages of a channel as they come, and before them those after a cursor.
 
-    With senders as for the order of the channel, also what joins its confirmed prefix.
+    With senders as for the order of the channel, also what joins its confirmed prefix: events `confirmed` with
+    `message_ids` (up to 100, then another event follows), `confirmed_count`, `tail_count`, `cursor`, and `rewound`: how
+    many messages at the end of the order, as it was at the last event, have to be taken back, at most. The first one
+    has what was confirmed after `confirmed_after`, or the present position alone. They have no event ID, so a reader
+    that reconnects passes `confirmed_after`. An event `problem` ends them, and the messages continue.
     """
     confirmations = None
     if indexer or non_indexer or relayed or confirmed_after is not None:

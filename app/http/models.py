@@ -196,7 +196,11 @@ class OrderBreach(BaseModel):
 
 
 class OrderIndexer(BaseModel):
-    """What is known of one indexer."""
+    """What the node has of one indexer: shows which one confirmation waits for.
+
+    `message_count` is 0 for one that has not written. `unseen_count`: messages of other indexers that its last one,
+    `last_message_id`, has not seen.
+    """
 
     model_config = {"extra": "allow"}
 
@@ -207,14 +211,20 @@ class OrderPage(BaseModel):
     items: list[OrderItem]
     confirmed_count: int
     tail_count: int
-    waiting_count: int
-    missing: list[str]
-    breaches: list[OrderBreach]
-    senderless_count: int
-    complete: bool
-    next: str | None
-    next_confirmed: str | None
-    left_out: list[str]
+    waiting_count: int = Field(
+        description="messages that are not ordered because causes are missing"
+    )
+    missing: list[str] = Field(description="up to 100 of those causes that have not arrived")
+    breaches: list[OrderBreach] = Field(description="up to 100 preconditions that do not hold")
+    senderless_count: int = Field(description="messages without a sender, which never vote")
+    complete: bool = Field(
+        description="the node has read the whole channel; else `items` are confirmed ones only"
+    )
+    next: str | None = Field(description="pass it as `after`; null: nothing follows")
+    next_confirmed: str | None = Field(description="the cursor after the last confirmed item")
+    left_out: list[str] = Field(
+        description="digests of up to 100 messages whose content is lost: causes that are missing"
+    )
     indexers: list[OrderIndexer]
 
 

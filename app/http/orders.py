@@ -92,7 +92,13 @@ async def channel_order(
         Literal["messages"] | None, Query(description="each item with its message")
     ] = None,
 ) -> Reply:
-    """The confirmed prefix of the channel, which never changes, then its tentative tail."""
+    """The confirmed prefix of the channel, which never changes, then its tentative tail.
+
+    The node orders what it holds, by the senders that the caller names, from the start of the channel. Of messages with
+    one ID the first that arrived counts. A cursor names the senders too, and stays valid in the prefix; 410
+    `cursor_rewound`: the tail before it was ordered anew. One call orders a bounded number of messages: while
+    `complete` is false, the same request with `next` goes on.
+    """
     wanted = wanted_order(call, channel_id, indexer, non_indexer, relayed)
     lists = {"indexer": indexer, "non_indexer": non_indexer, "relayed": relayed}
     cursors = Cursors.of(call.node.store)
