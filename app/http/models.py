@@ -271,7 +271,15 @@ class PeerJson(BaseModel):
 
 
 class PeerStatus(PeerJson):
-    """A peer with its last report and the record of divergence."""
+    """A peer with its last report and the record of divergence.
+
+    `missing_there`: entries of the mutual interest that arrived here after the last proof, without those that the
+    peer sent; counted now. `missing_there_is_exact` is false if there are more than 10,000, or nothing was proved yet;
+    then the number is at least that, or as the last session left it. `missing_here`: elements that the last session
+    found at the peer and did not get. `set_aside_here`, `set_aside_there`: elements that one side refuses or cannot
+    give. `oldest_difference_at_ms`, `oldest_difference_age_s`: when the oldest of these was first seen here.
+    `proved_at_ms`: when both sides were last proved equal.
+    """
 
     last_report: dict[str, Any] | None
     divergence: dict[str, Any]
