@@ -24,7 +24,7 @@ from app.ingest.door import Door, Prepared
 from app.ingest.policy import Way
 from app.ingest.prepare import Publication
 from app.server.limits import Limits
-from app.store.mvdspeers import PeerState, Source
+from app.store.peerrows import PeerState, Source
 from app.store.store import Store
 from sdstore.mvds import (
     Deliver,

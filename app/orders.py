@@ -41,7 +41,7 @@ from app.store.entryrows import LeftOut
 from app.store.store import Store
 from sdstore.ordering import Change, Ordering, OrderingError, Roles
 from sdstore.sds.codec import decode
-from sdstore.sds.schemes import Rank, is_disproved, rank
+from sdstore.sds.model import Rank, is_disproved, rank
 
 STEP_S = 0.05
 """Seconds of one step in the thread: the longest wait of another order, and of a caller that left."""

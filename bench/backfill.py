@@ -30,10 +30,9 @@ from sdstore.participant.backfill import drain
 from sdstore.participant.file import ParticipantFile
 from sdstore.sds import Deliver, Participant
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Effect, Save
 from sdstore.sds.log import ELEMENTS_PER_PIECE_MAX, Noted, Staged
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.sync.report import SyncReport
 
 CHANNEL = "channel"

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from app.server.limits import DEFAULT_LIMITS as LIMITS
-from app.store.frames import FramePacker
+from app.store.entryrows import FramePacker
 from app.store.schema import frames, messages
 from app.store.sqlite import SQLITE, WAL_PAGES, WRITER_CACHE_KIB, prepare_file
 from bench.frame_workloads import filter_frames, small_frames

@@ -23,8 +23,8 @@ from app.entries import NewEntry, WriteResult
 from app.ingest.prepare import Publication, prepare
 from app.server.limits import DEFAULT_LIMITS
 from app.store.database import ManyQuery, Row
-from app.store.frames import Codec, FrameUnpacker, PackedFrame, Unpacked
-from app.store.framewriter import FrameWriter
+from app.store.entryrows import Codec, FrameUnpacker, PackedFrame, Unpacked
+from app.store.groupwriter import FrameWriter
 from app.store.schema import filter_references, frames
 from app.store.sqlite import SQLITE
 from app.store.store import Store

@@ -45,8 +45,7 @@ from sdstore.client.errors import StoreError, error_of_reply
 from sdstore.client.exchange import Retry
 from sdstore.client.transport import sync_error
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import claim_id, entry_digest
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import HistoryEntry, Message, claim_id, entry_digest
 from sdstore.sync.comparison import Mode
 from sdstore.sync.driver import NOTHING_REMEMBERED, sync_with_peer
 from sdstore.sync.memory import Element

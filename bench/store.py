@@ -31,7 +31,7 @@ from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.ingest.prepare import Publication, prepare
 from app.server.limits import DEFAULT_LIMITS as LIMITS
-from app.store.frames import FramePacker
+from app.store.entryrows import FramePacker
 from app.store.schema import frames, messages
 from app.store.sqlite import SQLITE, WAL_PAGES, WRITER_CACHE_KIB
 from app.store.store import Store

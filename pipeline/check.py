@@ -22,8 +22,7 @@ from pipeline.columns import CLAIMS, ENTRIES, ENTRIES_1, history_array
 from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.tables import claim_facts, entry_facts, is_lost
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import claim_id, entry_digest, frame_hash
-from sdstore.sds.model import Message, MessageError
+from sdstore.sds.model import Message, MessageError, claim_id, entry_digest, frame_hash
 
 
 class Fault(StrEnum):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.database import SQLITE_PREFIX, database_settings, require_database
+from app.cli.messages import Indexers, NonIndexers, Relayed, print_order
 from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir, node_client, node_url
-from app.cli.order import Indexers, NonIndexers, Relayed, print_order
 from app.cli.output import (
     CliError,
     Exit,
@@ -28,7 +28,7 @@ from app.cli.output import (
     table,
 )
 from app.store import sqlite
-from app.store.faults import StoreError as StoreFault
+from app.store.database import StoreError as StoreFault
 from pipeline import manifest as manifests
 from pipeline.folders import list_snapshots, prune_snapshots, require_free
 from pipeline.manifest import LOGS_FILE, RANGE_ENTRIES, PipelineError

@@ -1,13 +1,19 @@
-"""The tables of a snapshot: their columns with descriptions, and the documents that
-explain them.
+"""The tables of a snapshot: their columns with descriptions, and rows of entries.
 
 The Parquet files, the Spark data source and the README inside a snapshot all use these declarations.
+
+Rows of entries are made from columns of the database and frames: sender, content and causal history are in the
+frames only. Most frames are plain: version 2, each field once, strict entries. For those, numpy finds the
+fields of many frames at once, with a step for each field rather than for each frame. Every other frame is
+decoded. The store has decoded these frames before, as their hashes prove, so they are well-formed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +24,8 @@ import sdstore.wire
 from app.roots import DIGEST_BYTES
 from pipeline.folders import write_file
 from pipeline.manifest import PROTO_FILES, README_FILE, FileRecord
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.codec import decode
+from sdstore.sds.model import Dialect, HistoryEntry, Message
 
 HISTORY_TYPE = pa.struct(
     [
@@ -216,3 +223,223 @@ def _proto_folder() -> Path:
     [package] = sdstore.wire.__path__
     installed = Path(package) / "proto"
     return installed if installed.is_dir() else Path(package).parents[1] / "proto"
+
+
+# ---- rows of entries
+
+_Offsets = NDArray[np.int64]
+_Mask = NDArray[np.bool_]
+_Bytes = NDArray[np.uint8]
+
+_PADDING = bytes(32)  # reading the head of a field never leaves the buffer
+_VARINT_BYTES_MAX = 10
+_TAG_OR_LENGTH_BYTES_MAX = 5
+_ID_TAG = 0x0A  # with it each writer begins an entry; others might be dropped for bad UTF-8
+_BYTES, _VARINT = 2, 0  # wire types
+_DIALECT_LABELS = {int(dialect): dialect.label for dialect in Dialect}
+
+
+def entries_batch(
+    stored: Sequence[Sequence[Any]], frames: Sequence[bytes | None]
+) -> pa.RecordBatch:
+    """Rows of the table `ENTRIES`; MessageError for a frame that is not a message.
+
+    `stored` are columns from the database: arrival in milliseconds, channel ID, message ID, Lamport
+    timestamp, dialect, digest, sequence number, bytes of the frame, frame hash. A frame is None if it
+    was retired (0 bytes) or lost. The entry stays, as an element without content.
+    """
+    arrivals_ms, channel_ids, message_ids, lamports, dialects, digests, *rest = stored
+    seqs, sizes, frame_hashes = rest
+    from_frames = told(frames, dialects)
+    columns = [
+        pa.array(seqs, pa.int64()),
+        pa.array(arrivals_ms, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        pa.array(channel_ids, pa.string()),
+        pa.array(message_ids, pa.string()),
+        from_frames.sender_id,
+        pa.array(lamports, pa.int64()),
+        pa.array([_DIALECT_LABELS[dialect] for dialect in dialects], pa.string()),
+        pa.array(digests, pa.binary()),
+        pa.array(frame_hashes, pa.binary()),
+        from_frames.content_bytes,
+        from_frames.content,
+        pa.array(
+            [len(f) if f else size for f, size in zip(frames, sizes, strict=True)], pa.int64()
+        ),
+        from_frames.causal_history,
+        pa.array(frames, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
+
+
+class Told(NamedTuple):
+    """Columns of `pipeline.columns.ENTRIES`; null or empty for rows without a frame."""
+
+    sender_id: pa.Array
+    content_bytes: pa.Array
+    content: pa.Array
+    causal_history: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The fields of a plain message by number: of bytes, at most once or repeated, and of integers."""
+
+    once: tuple[int, ...]
+    repeated: tuple[int, ...] = ()
+    integer: tuple[int, ...] = ()
+
+
+_SENDER, _CONTENT, _HISTORY = 1, 20, 11
+_FRAME = _Layout(once=(1, 2, 3, 12, 20), repeated=(11, 13), integer=(10,))
+_ENTRY = _Layout(once=(1, 2, 3))  # message ID, retrieval hint, sender
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The positions of the fields of n messages: starts and ends of single fields, by field number, and
+    (message, start, end) of each occurrence of repeated fields. An absent field has length 0."""
+
+    is_plain: _Mask
+    once: dict[int, tuple[_Offsets, _Offsets]]
+    repeated: dict[int, tuple[_Offsets, _Offsets, _Offsets]]
+
+
+def told(frames: Sequence[bytes | None], dialects: Sequence[int]) -> Told:
+    """The columns of `frames`, whose dialects the store recorded when it decoded them."""
+    is_plain, plain = _told_plainly(frames, dialects)
+    if is_plain.all():
+        return plain
+    others = np.flatnonzero(~is_plain)
+    decoded = _told_by_decoding([frames[row] for row in others.tolist()])
+    order = pa.array(np.argsort(np.concatenate([np.flatnonzero(is_plain), others])))
+    both = zip(plain, decoded, strict=True)
+    return Told(*(pa.concat_arrays(columns).take(order) for columns in both))
+
+
+def _told_by_decoding(frames: Sequence[bytes | None]) -> Told:
+    messages = [None if frame is None else decode(frame)[0] for frame in frames]
+    return Told(
+        pa.array([each.sender_id if each else "" for each in messages], pa.string()),
+        pa.array([len(each.content) if each else 0 for each in messages], pa.int64()),
+        pa.array([each.content if each else None for each in messages], pa.binary()),
+        history_array(messages),
+    )
+
+
+def _told_plainly(frames: Sequence[bytes | None], dialects: Sequence[int]) -> tuple[_Mask, Told]:
+    """A mask of the plain frames, and their columns."""
+    data = np.frombuffer(b"".join([frame or b"" for frame in frames]) + _PADDING, np.uint8)
+    lengths = np.fromiter((len(frame or b"") for frame in frames), np.int64, len(frames))
+    ends = np.cumsum(lengths)
+    found = _take_apart(data, ends - lengths, ends, _FRAME)
+    is_plain = found.is_plain & ((np.asarray(dialects) == Dialect.V2) | (lengths == 0))
+    rows, entry_starts, entry_ends = found.repeated[_HISTORY]
+    entries = _take_apart(data, entry_starts, entry_ends, _ENTRY)
+    ids = entries.once[1]
+    is_entry = entries.is_plain & (ids[0] < ids[1]) & (data[entry_starts] == _ID_TAG)
+    is_plain[rows[~is_entry]] = False
+
+    kept = is_plain[rows]
+    elements = pa.StructArray.from_arrays(
+        [
+            _slices(data, entries.once[number], kept, field.type)
+            for number, field in zip(_ENTRY.once, HISTORY_TYPE, strict=True)
+        ],
+        fields=list(HISTORY_TYPE),
+    )
+    counts = np.bincount(rows[kept], minlength=len(frames))[is_plain]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    content_starts, content_ends = found.once[_CONTENT]
+    content = _slices(data, found.once[_CONTENT], is_plain, pa.binary())
+    has_frame = np.fromiter((frame is not None for frame in frames), bool, len(frames))[is_plain]
+    if not has_frame.all():
+        content = pc.if_else(pa.array(has_frame), content, None)
+    return is_plain, Told(
+        _slices(data, found.once[_SENDER], is_plain, pa.string()),
+        pa.array((content_ends - content_starts)[is_plain]),
+        content,
+        pa.ListArray.from_arrays(pa.array(offsets), elements, type=LIST_OF_HISTORY),
+    )
+
+
+def _take_apart(data: _Bytes, starts: _Offsets, ends: _Offsets, layout: _Layout) -> _Found:
+    """The fields of the messages from `starts` to `ends`. Each round takes every message's next field.
+
+    A message is plain if all its fields are in the layout.
+    """
+    is_plain = np.ones(len(starts), bool)
+    seen = np.zeros(len(starts), np.int64)  # a bit for each field
+    once = {number: (starts.copy(), starts.copy()) for number in layout.once}
+    repeated: dict[int, list[tuple[_Offsets, ...]]] = {number: [] for number in layout.repeated}
+    rows = np.flatnonzero(starts < ends)
+    at = starts[rows]
+    while len(rows):
+        tags, tag_ends, are_tags = _varints(data, at)
+        numbers, wires = tags >> 3, tags & 7
+        values, heads, are_values = _varints(data, tag_ends)
+        is_bytes = (wires == _BYTES) & np.isin(numbers, (*layout.once, *layout.repeated))
+        is_integer = (wires == _VARINT) & np.isin(numbers, layout.integer)
+        stops = np.where(is_bytes, heads + values, heads)
+        bits = np.where(np.isin(numbers, layout.repeated), 0, 1 << np.minimum(numbers, 62))
+        is_good = (
+            (is_bytes | is_integer)
+            & are_tags
+            & (tag_ends - at <= _TAG_OR_LENGTH_BYTES_MAX)
+            & are_values
+            & (is_integer | (heads - tag_ends <= _TAG_OR_LENGTH_BYTES_MAX))
+            & (heads <= stops)
+            & (stops <= ends[rows])
+            & (seen[rows] & bits == 0)
+        )
+        is_plain[rows[~is_good]] = False
+        rows, numbers, heads, stops, bits = (
+            each[is_good] for each in (rows, numbers, heads, stops, bits)
+        )
+        seen[rows] |= bits
+        for number, (firsts, lasts) in once.items():
+            its = numbers == number
+            firsts[rows[its]], lasts[rows[its]] = heads[its], stops[its]
+        for number, found in repeated.items():
+            its = numbers == number
+            found.append((rows[its], heads[its], stops[its]))
+        is_left = stops < ends[rows]
+        rows, at = rows[is_left], stops[is_left]
+    return _Found(is_plain, once, {number: _in_order(each) for number, each in repeated.items()})
+
+
+def _varints(data: _Bytes, at: _Offsets) -> tuple[_Offsets, _Offsets, _Mask]:
+    """The integers at `at`, the end of each, and a mask of those that end; large ones can be negative."""
+    values = np.zeros(len(at), np.int64)
+    goes_on = np.ones(len(at), bool)
+    ends = at.copy()
+    for place in range(_VARINT_BYTES_MAX):
+        byte = data[ends].astype(np.int64)
+        values |= np.where(goes_on, (byte & 127) << 7 * place, 0)
+        ends += goes_on
+        goes_on &= byte >= 128
+        if not goes_on.any():
+            break
+    return values, ends, ~goes_on
+
+
+def _in_order(found: Sequence[tuple[_Offsets, ...]]) -> tuple[_Offsets, _Offsets, _Offsets]:
+    empty = np.empty(0, np.int64)
+    rows, starts, ends = (
+        np.concatenate([empty, *each]) for each in (zip(*found, strict=True) if found else [()] * 3)
+    )
+    order = np.argsort(starts, kind="stable")
+    return rows[order], starts[order], ends[order]
+
+
+def _slices(
+    data: _Bytes, bounds: tuple[_Offsets, _Offsets], wanted: _Mask, type_: pa.DataType
+) -> pa.Array:
+    """The wanted slices of `data` as an array; the slices are in ascending order."""
+    starts, ends = (each[wanted] for each in bounds)
+    # The bytes between two slices form a value, which is then dropped.
+    offsets = np.zeros(2 * len(starts) + 1, np.int32)
+    offsets[:-1:2], offsets[1::2], offsets[-1:] = starts, ends, ends[-1:].sum()
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    both = pa.Array.from_buffers(type_, 2 * len(starts), buffers)
+    return both.take(pa.array(np.arange(0, 2 * len(starts), 2)))

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import make_url
 
 from app.roots import DIGEST_BYTES
-from app.store.faults import missing_driver
-from app.store.frames import FrameUnpacker, PackedFrame, Unpacked
+from app.store.database import missing_driver
+from app.store.entryrows import FrameUnpacker, PackedFrame, Unpacked
 from app.store.schema import SCHEMA_REVISION
-from pipeline.columns import CLAIMS, ENTRY_KEYS
-from pipeline.framecolumns import entries_batch
+from pipeline.columns import CLAIMS, ENTRY_KEYS, entries_batch
 from pipeline.manifest import PipelineError, Watermark
-from sdstore.sds.digest import frame_hash
+from sdstore.sds.model import frame_hash
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 DAY_MS = 86_400_000

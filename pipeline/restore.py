@@ -30,7 +30,7 @@ from pipeline.columns import CLAIMS, ENTRIES
 from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.steps import items
 from pipeline.tables import is_lost
-from sdstore.sds.digest import claim_id
+from sdstore.sds.model import claim_id
 
 _COLUMNS = pa.schema([ENTRIES.field(name) for name in ("seq", "digest", "frame_bytes", "frame")])
 _READ_ROWS = 1_024  # made Python objects at a time
@@ -61,7 +61,7 @@ def restore_snapshot(snapshot: Path, url: str, limits: Limits = DEFAULT_LIMITS) 
     """Load the snapshot in folder `snapshot` into the store at `url`, creating it if needed.
 
     Damaged rows are refused and counted. Raises ManifestError, `Problem` if the store cannot be written,
-    and the `StoreError`s of `app.store.faults` (a running node locks its SQLite file).
+    and the `StoreError`s of `app.store.database` (a running node locks its SQLite file).
     """
     return asyncio.run(_restore(snapshot.absolute(), url, limits))
 

@@ -25,7 +25,7 @@ import pytest
 
 from app.cli.files import delimited
 from app.cli.program import MODULES
-from app.demo.nodes import running_node
+from app.demo.run import running_node
 from app.server.settings import load_settings
 from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode

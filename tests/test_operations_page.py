@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from app.cli.output import Exit
-from app.demo.nodes import running_node
+from app.demo.run import running_node
 from tests.support.cli import cli, process
 from tests.support.debian import program
 from tests.test_documented_commands import PASTE_S_MAX, checkout, clean_environment, free_ports

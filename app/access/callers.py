@@ -8,16 +8,18 @@ and interests name) and `Readable` (the part of the store that the grants cover)
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from app.access.proxies import address_key
 from app.entries import Entry
 from app.errors import Code, Problem, problem_of_message
+from app.server.settings import Settings
 from app.store.channelpages import ChannelInfo
 from app.store.entryrows import ContentState
 from app.store.lookups import Found
@@ -385,3 +387,39 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+# ---- running requests of strangers
+
+
+class Strangers:
+    """What strangers may do now, and the tasks that work for them: as many as requests run."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._granted = _granted(settings)
+        self._running: dict[asyncio.Task[Any], Caller] = {}
+
+    def configure(self, settings: Settings) -> None:
+        """Take over the settings, and end the requests that they do not allow."""
+        self._granted = _granted(settings)
+        for task, caller in list(self._running.items()):
+            if not caller.is_within(self._granted):
+                del self._running[task]
+                task.cancel("anonymous access was withdrawn")
+
+    def begin(self, caller: Caller, task: asyncio.Task[Any]) -> None:
+        """A task works for a stranger: a withdrawal cancels it until `end`.
+
+        Raises Problem(UNAUTHENTICATED) if it came since the caller was identified.
+        """
+        if not caller.is_within(self._granted):
+            raise unauthenticated("anonymous access was withdrawn; this needs an access token")
+        self._running[task] = caller
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """A task has ended its work for the caller of `begin`."""
+        self._running.pop(task, None)
+
+
+def _granted(settings: Settings) -> Caller:
+    return granted_to_strangers(settings.anonymous_read, settings.anonymous_publish)

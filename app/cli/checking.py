@@ -22,11 +22,10 @@ from app.recon.index import NodeIndex
 from app.server.limits import DEFAULT_LIMITS
 from app.server.settings import Settings
 from app.store.channelpages import ChannelInfo
-from app.store.database import chunks
+from app.store.database import StoreError, chunks
 from app.store.entryrows import MARKS_REMEMBERED_MAX, Position
-from app.store.faults import StoreError
 from app.store.integrity import check_structure, message_or_fault
-from app.store.rebuild import Published, copy_rows, publish_rows
+from app.store.recovery import Published, copy_rows, publish_rows
 from app.store.sqlite import replace_file, writing_alone
 from app.store.store import Store
 from recon.elements import ALL_ORDERS, U8, U64, WHOLE, order_of_lamport
@@ -298,7 +297,7 @@ async def rebuild_sqlite(settings: Settings) -> Rebuilt | None:
     """Replace a SQLite file by one with new indexes; None if it has every row of the old one.
 
     If more than indexes is damaged, the new file has the messages that can be read and match their digests
-    (`app.store.rebuild`). Raises UnusableFileError, StoreBusyError if the store has a writer, `Problem` if
+    (`app.store.recovery`). Raises UnusableFileError, StoreBusyError if the store has a writer, `Problem` if
     it has a reader.
     """
     path = Path(settings.database_url.removeprefix(SQLITE_PREFIX))

@@ -14,7 +14,7 @@ from app.errors import Code, Problem
 from app.server.disk import sync_path
 from app.server.limits import DEFAULT_LIMITS
 from app.server.settings import Settings, load_settings
-from app.store.faults import StoreError as DatabaseError
+from app.store.database import StoreError as DatabaseError
 
 if TYPE_CHECKING:
     from app.ingest.door import Door

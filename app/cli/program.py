@@ -18,8 +18,8 @@ import typer
 from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
-from app.cli.access import CaPath, TokenPath, access
 from app.cli.interrupts import loading
+from app.cli.options import CaPath, TokenPath, access
 from app.cli.output import CliError, Exit, exit_of, print_error
 from app.errors import Problem, SettingsError
 from sdstore.client.errors import StoreError
@@ -41,15 +41,15 @@ MODULES = {
     "hint": "app.cli.messages",
     "channels": "app.cli.messages",
     "gaps": "app.cli.messages",
-    "order": "app.cli.order",
+    "order": "app.cli.messages",
     "tail": "app.cli.messages",
     "backfill": "app.cli.sync",
     "sync": "app.cli.sync",
     "peers": "app.cli.sync",
-    "interests": "app.cli.interests",
-    "reload": "app.cli.interests",
-    "token": "app.cli.tokens",
-    "quarantine": "app.cli.quarantine",
+    "interests": "app.cli.operator",
+    "reload": "app.cli.operator",
+    "token": "app.cli.operator",
+    "quarantine": "app.cli.operator",
     "import": "app.cli.store",
     "export": "app.cli.store",
     "backup": "app.cli.store",

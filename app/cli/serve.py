@@ -17,7 +17,6 @@ from typing import Annotated
 import typer
 
 from app.access.operator import OPERATOR_FILE, InUseError, announced, has_token, locked
-from app.cli.access import access, with_remedy
 from app.cli.interrupts import loading
 from app.cli.options import (
     DEFAULT_NODE,
@@ -26,6 +25,8 @@ from app.cli.options import (
     DatabaseUrl,
     DataDir,
     NodeUrl,
+    access,
+    with_remedy,
 )
 from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.errors import SettingsError

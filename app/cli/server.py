@@ -38,8 +38,8 @@ import uvloop
 
 from app.cli.output import CliError, Exit
 from app.errors import Problem, SettingsError
+from app.http.about import giving_metrics
 from app.http.application import application_of
-from app.http.metrics import giving_metrics
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.logs import set_level, start_logging
 from app.server.node import Node
@@ -47,8 +47,8 @@ from app.server.reload import Loaded, checked_certificate, log_reload, merged, r
 from app.server.server import NodeServer, WaitingServer, serving
 from app.server.settings import Settings
 from app.server.workers import Board, WorkerPlace, WorkerState
-from app.store.faults import DatabaseUnreachableError
-from app.store.faults import StoreError as DatabaseError
+from app.store.database import DatabaseUnreachableError
+from app.store.database import StoreError as DatabaseError
 
 BACKLOG = 2_048
 DESCRIPTORS_BESIDE = 256
@@ -102,7 +102,7 @@ def serve_node(
     worker: WorkerPlace | None = None,
     waits: bool = False,
 ) -> list[int]:
-    """Serve until a signal; the signals received. Raises `app.store.faults.StoreError`.
+    """Serve until a signal; the signals received. Raises `app.store.database.StoreError`.
 
     `waits`: while the database is away, answer `not_ready` and try again.
     """

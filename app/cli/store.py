@@ -48,7 +48,7 @@ from app.cli.output import (
 )
 from app.errors import Code, Problem
 from app.server.settings import Settings
-from app.store.faults import StoreError as DatabaseError
+from app.store.database import StoreError as DatabaseError
 
 if TYPE_CHECKING:
     from app.cli.checking import Findings
@@ -83,17 +83,17 @@ def import_(
     refused, then one with the counts.
     """
     with loading():
-        from app.cli.copying import Import, Progress  # noqa: PLC0415 - half a second of imports
+        from app.cli.copying import Import, ImportProgress  # noqa: PLC0415 - half a second of imports
 
     settings = database_settings(database, data_dir, config)
     with open_input(file) as stream, progress_bar() as bar:
         task = bar.add_task("importing", total=size_of(stream), figures="")
 
-        def began(progress: Progress) -> None:
+        def began(progress: ImportProgress) -> None:
             if progress.items_count:
                 print_note(f"continuing behind message {progress.items_count:,}", bar.console)
 
-        def tell(progress: Progress, refusals: list[dict[str, Any]]) -> None:
+        def tell(progress: ImportProgress, refusals: list[dict[str, Any]]) -> None:
             for document in refusals:
                 print_json(document) if as_json else print_refusal(document, bar.console)
             bar.update(

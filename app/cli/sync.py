@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.access import read_token, with_remedy
 from app.cli.interrupts import loading
 from app.cli.options import (
     DEFAULT_NODE,
@@ -20,6 +19,8 @@ from app.cli.options import (
     NodeUrl,
     is_known,
     node_client,
+    read_token,
+    with_remedy,
 )
 from app.cli.output import (
     CliError,
@@ -329,8 +330,8 @@ def backfill(
     The directory of the file must exist.
     """
     with loading():
+        from app.cli.copying import backfill_file  # noqa: PLC0415 - half a second of imports
         from app.cli.files import format_of_name, is_stdout, require_one_output  # noqa: PLC0415
-        from app.cli.filestore import backfill_file  # noqa: PLC0415 - half a second of imports
 
     require_one_output(into, as_json=as_json)
     with sync_progress() as bar:

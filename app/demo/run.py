@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import random
 import signal
+import subprocess
+import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from queue import Empty, Queue
+from threading import Thread
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from app.access.operator import token_for
+from app.cli.files import DelimitedReader
 from app.cli.options import AsJson
 from app.cli.output import (
     CliError,
@@ -24,11 +36,151 @@ from app.cli.output import (
     table,
 )
 from app.cli.sync import watch
-from app.demo.messages import conversation, overlapping_halves, real_frames
-from app.demo.nodes import running_node
+from app.server.limits import DEFAULT_LIMITS
+from app.server.settings import ENVIRONMENT_PREFIX
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
-from sdstore.sds.codec import decode
+from sdstore.sds.codec import decode, encode
+from sdstore.sds.model import Dialect, HistoryEntry, Message
+
+# ---- messages
+
+# One channel per dialect; version 1 and chat_proto write 32-bit Lamport timestamps.
+CHANNELS = {
+    "/garden/1/weather/proto": (Dialect.V2, 1_767_225_600_000),
+    "/garden/1/harvest/proto": (Dialect.V1, 1_700),
+    "/garden/1/watering/proto": (Dialect.CHAT_PROTO, 4_200),
+    "/garden/1/bees/proto": (Dialect.NIM, 1_767_225_600),
+}
+SENDERS = ("ada", "bert", "cleo", "dora", "emil")
+_WORDS = (
+    "rain", "sun", "beans", "after", "before", "the", "kale", "early", "late", "again",
+    "bees", "fence", "south", "more", "less", "than", "frost", "tonight", "maybe", "ripe",
+)  # fmt: skip
+
+
+def conversation(count: int, seed: int) -> list[PublishItem]:
+    """`count` messages over four channels, each with a retrieval hint its publisher knows."""
+    chance = random.Random(seed)
+    channels = [_Channel(name, *style) for name, style in CHANNELS.items()]
+    return [chance.choice(channels).next(chance) for _ in range(count)]
+
+
+def real_frames() -> list[PublishItem]:
+    """Frames that js-waku, nim-sds and the official schemas wrote."""
+    raw = files("app.demo").joinpath("frames.ldp").read_bytes()
+    stream = io.BufferedReader(io.BytesIO(raw))
+    frames = DelimitedReader(stream, DEFAULT_LIMITS.frame_bytes_max)
+    return [PublishItem(frame) for frame in frames if isinstance(frame, bytes)]
+
+
+class _Channel:
+    """Writes one channel's messages, each naming the two before it."""
+
+    def __init__(self, name: str, dialect: Dialect, lamport: int) -> None:
+        self._name = name
+        self._dialect = dialect
+        self._lamport = lamport
+        self._history: list[HistoryEntry] = []
+
+    def next(self, chance: random.Random) -> PublishItem:
+        self._lamport += chance.randint(1, 4)
+        sender = chance.choice(SENDERS) if self._dialect is not Dialect.V1 else ""
+        content = " ".join(chance.choices(_WORDS, k=chance.randint(3, 30))).encode()
+        message_id = sha256(f"{self._name}{sender}{self._lamport}".encode() + content).hexdigest()
+        frame = encode(
+            Message(
+                message_id=message_id,
+                channel_id=self._name,
+                sender_id=sender,
+                lamport_timestamp=self._lamport,
+                causal_history=tuple(self._history),
+                content=content,
+            ),
+            self._dialect,
+        )
+        hint = sha256(b"waku" + frame).digest()
+        self._history = [*self._history[-1:], self._entry(message_id, hint, sender)]
+        return PublishItem(frame, (hint,))
+
+    def _entry(self, message_id: str, hint: bytes, sender: str) -> HistoryEntry:
+        if self._dialect is Dialect.V1:
+            return HistoryEntry(message_id)
+        return HistoryEntry(message_id, hint, sender)
+
+
+def overlapping_halves(
+    items: list[PublishItem], seed: int
+) -> tuple[list[PublishItem], list[PublishItem]]:
+    """Two parts that together hold everything: for stretches one node was away, or the other."""
+    chance = random.Random(seed)
+    left: list[PublishItem] = []
+    right: list[PublishItem] = []
+    at = 0
+    while at < len(items):
+        stretch = items[at : at + chance.randint(1, max(len(items) // 12, 1))]
+        at += len(stretch)
+        who = chance.choice(("left", "right", "both", "both"))
+        left += stretch if who != "right" else []
+        right += stretch if who != "left" else []
+    return left, right
+
+
+# ---- nodes
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+
+
+@contextmanager
+def running_node(data_dir: Path, *flags: str) -> Iterator[str]:
+    """Start a node over `data_dir` and stop it at the end; its URL."""
+    process = subprocess.Popen(  # noqa: S603 - this program itself
+        [
+            *(sys.executable, "-m", "app.cli.main", "serve", "--json", "--until-eof"),
+            *("--port", "0", "--data-dir", str(data_dir), "--log-level", "warning", *flags),
+        ],
+        # Closed when this process ends, however it ends: the node goes with it.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)},
+        # Ctrl-C at the terminal is for the demo, which then stops its nodes in order.
+        start_new_session=True,
+    )
+    try:
+        yield _url_of(process)
+    finally:
+        _stop(process)
+
+
+def _url_of(process: subprocess.Popen[bytes]) -> str:
+    """The first line a node prints says where it is."""
+    lines: Queue[bytes] = Queue()
+    Thread(target=_put_first_line, args=(process.stdout, lines), daemon=True).start()
+    try:
+        return str(json.loads(lines.get(timeout=START_TIMEOUT_S))["url"])
+    except (Empty, ValueError, KeyError):
+        process.kill()
+        _, errors = process.communicate()
+        detail = errors.decode(errors="replace").strip() or "it said nothing"
+        raise CliError(Exit.LOCAL_FAULT, "node_did_not_start", detail[-500:]) from None
+
+
+def _put_first_line(stream: IO[bytes], lines: Queue[bytes]) -> None:
+    lines.put(stream.readline())
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+# ---- the verb
 
 verbs = typer.Typer()
 

@@ -26,11 +26,10 @@ import orjson
 import zstandard
 
 from app.errors import Code, Problem
+from app.federation.client import url_text
 from app.federation.peer import Peer
 from app.federation.peers import Peers
-from app.federation.transport import url_text
-from app.live.bus import Presence
-from app.live.relay import Passing, Relay, RelayReader
+from app.live.relay import Passing, Presence, Relay, RelayReader
 from app.server.limits import Limits
 from app.server.supervisor import Supervisor, ended
 from sdstore.client.errors import StoreError, error_of_reply

@@ -5,7 +5,7 @@ A peer of the settings is there for as long as the settings of a live process na
 operator added, until it is removed.
 
 All processes over one PostgreSQL database know all peers, and each peer is held by one of them, which
-syncs with it (`app.store.peerrows`). The processes share the peers (`app.federation.shares`). Those that do
+syncs with it (`app.store.peerrows`). The processes share the peers (`app.federation.records`). Those that do
 not hold a peer show what its row says.
 """
 
@@ -27,23 +27,22 @@ import httpx
 from blake3 import blake3
 
 from app.errors import Code, Problem
-from app.federation.client import PeerClients
-from app.federation.interests import Interests
-from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
-from app.federation.records import Records
-from app.federation.schedule import Schedule, Verdict
-from app.federation.shares import NO_SHARE, Processes, Share, share_of
-from app.federation.syncs import RunSync, StartedBy, Sync, Syncs, new_sync_id, sync_busy
-from app.federation.transport import (
+from app.federation.client import (
+    PeerClients,
     open_http_client,
     open_http_transport,
     parse_peer_url,
     resolve,
     url_text,
 )
+from app.federation.interests import Interests
+from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
+from app.federation.records import NO_SHARE, Processes, Records, Share, share_of
+from app.federation.schedule import Schedule, Verdict
+from app.federation.syncs import RunSync, StartedBy, Sync, Syncs, new_sync_id, sync_busy
 from app.ingest.committer import Committed
 from app.ingest.policy import Way
-from app.live.bus import Presence
+from app.live.relay import Presence
 from app.recon.replica import NodeReplica
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor, ended

@@ -2,7 +2,7 @@
 
 A watcher sees the latest state, never a queue of past ones, so a watcher that does not read costs
 nothing. Sessions of this process are in memory; those of other processes, and of earlier ones, are read
-from their records in the database (`app.store.syncrows`).
+from their records in the database (`app.store.peerrows`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from app.errors import Code, Problem
 from app.server.limits import Limits
 from app.server.logs import begin_sync
-from app.store.syncrows import Document, SyncRow, SyncRows
+from app.store.peerrows import Document, SyncRow, SyncRows
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 
 _log = logging.getLogger(__name__)
 
 EVENT_INTERVAL_S = 0.1  # ten times a second looks continuous
 RECORD_INTERVAL_S = 1.0  # from one writing of a running session's record to the next, if it changed
-TOUCH_S = 5.0  # if it did not: see `app.store.syncrows.ABANDONED_S`
+TOUCH_S = 5.0  # if it did not: see `app.store.peerrows.ABANDONED_S`
 
 RunSync = Callable[[Callable[[Progress], None]], Awaitable[SyncReport]]
 """Runs one session; it calls its argument with the progress after each change."""

@@ -18,49 +18,26 @@ from starlette.types import ASGIApp
 from app.access.callers import Authorizer, Scope, authorizer_without_tokens
 from app.access.tokens import TokenAuthorizer
 from app.errors import Problem
-from app.http import (
-    about,
-    ancestors,
-    channels,
-    federation,
-    interests,
-    live,
-    messages,
-    mvds,
-    orders,
-    publish,
-    quarantine,
-    recon,
-    relay,
-    reload,
-    tokens,
-)
-from app.http.admission import Served, admission_of
-from app.http.body import Bodies
+from app.http import about, channels, federation, live, messages, operators, orders, publish, recon
+from app.http.admission import Bodies, NodeRoute, QueryForm, Served, admission_of
 from app.http.call import EXCHANGE_KEY, Receive, Send
-from app.http.counters import HttpMetrics, RouteStats
-from app.http.front import Front, refused
-from app.http.lane import Lane
+from app.http.front import Front, HttpMetrics, Lane, RouteStats, refused
 from app.http.openapi import Document, describe
-from app.http.routing import NodeRoute, QueryForm
 from app.server.node import Node
 from app.server.settings import Settings
 
 ROUTERS = (
     messages.router,
-    ancestors.router,
     publish.router,
     channels.router,
     orders.router,
     live.router,
     recon.router,
-    interests.router,
-    mvds.router,
+    recon.mvds_router,
     federation.router,
-    relay.router,
-    tokens.router,
-    reload.router,
-    quarantine.router,
+    operators.tokens_router,
+    operators.settings_router,
+    operators.quarantine_router,
     about.router,
 )
 SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants", "sds-filter")

@@ -16,8 +16,9 @@ from fastapi import APIRouter, Header, Query
 
 from app.entries import Entry
 from app.errors import Code, Problem
-from app.http.admission import Reader
-from app.http.call import Call, StreamedReply
+from app.http.admission import NodeRoute, Reader, get_by_id
+from app.http.call import Call, StreamedReply, event, event_stream, heartbeat, message_json
+from app.http.channels import After, CursorKind, Cursors
 from app.http.openapi import EVENTS, documented
 from app.http.orders import (
     Indexers,
@@ -28,9 +29,6 @@ from app.http.orders import (
     wanted_order,
     write_place,
 )
-from app.http.pages import After, CursorKind, Cursors
-from app.http.replies import event, event_stream, heartbeat, message_json
-from app.http.routing import NodeRoute, get_by_id
 from app.ingest.prepare import Relayed as RelayedMessage
 from app.live.hub import Heartbeat, LiveEvent, LiveMessage, Skip, Wanted
 from app.orders import MAX_SEQ, Order

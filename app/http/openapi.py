@@ -1,4 +1,7 @@
-"""The OpenAPI document: words for bodies and replies, and what FastAPI does not know of a route.
+"""The OpenAPI document: the JSON of replies as types, and what FastAPI does not know of a route.
+
+Handlers write the JSON of replies themselves, because validating what the node has just made would only cost time.
+`tests/app/http/test_models.py` reads replies of every route by these models and forbids other members.
 
 FastAPI describes parameters from the handlers. `documented` gives it the bodies and replies, which have two
 forms. Added here: the scope of a route, the query form of a path with an ID, and problem documents as the only
@@ -9,19 +12,435 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from google.protobuf.message import Message
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
+from pydantic.config import JsonDict
 from pydantic.json_schema import models_json_schema
 
 from app.access.callers import Scope
-from app.http.admission import admission_of
-from app.http.forms import Form, TwoFormBody
-from app.http.models import ProblemJson
-from app.http.routing import ID_PARAMETERS, NodeRoute
+from app.http.admission import ID_PARAMETERS, NodeRoute, admission_of
+from app.http.call import Form, TwoFormBody
+
+# ---- the JSON of replies
+
+_BASE64: JsonDict = {"format": "byte"}
+_State = Literal["missing", "withheld", "refused", "met_as_sync"]
+
+
+class HistoryEntryJson(BaseModel):
+    """A cause that a message names."""
+
+    message_id: str = ""
+    retrieval_hint: str | None = Field(None, json_schema_extra=_BASE64)
+    sender_id: str | None = None
+
+
+class MessageJson(BaseModel):
+    """Proto3 JSON of `sds.Message`: bytes are in base64, 64-bit numbers are strings."""
+
+    message_id: str = ""
+    channel_id: str = ""
+    sender_id: str = ""
+    lamport_timestamp: str | None = None
+    causal_history: list[HistoryEntryJson] = []
+    bloom_filter: str | None = Field(None, json_schema_extra=_BASE64)
+    repair_request: list[HistoryEntryJson] = []
+    content: str | None = Field(None, json_schema_extra=_BASE64)
+
+
+class MetaJson(BaseModel):
+    """What the store adds to a message. Hashes and hints are hexadecimal."""
+
+    digest: str
+    frame_hash: str
+    dialect: str
+    received_at: str
+    seq: int = Field(description="position in this store's arrival order")
+    variants: list[str] | None = Field(None, description="digests of other entries with this ID")
+    hints: list[str] | None = Field(None, description="hints that publishers gave")
+
+
+class StoredMessage(BaseModel):
+    """A message and what the store knows of it."""
+
+    message: MessageJson
+    meta: MetaJson
+
+
+class PublishedMessage(BaseModel):
+    """A message to publish. `meta` is ignored, so what a GET returns can be published elsewhere."""
+
+    message: MessageJson
+    meta: dict[str, Any] | None = None
+
+
+class ProblemJson(BaseModel):
+    """A problem document (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str = Field(description="stable; docs/errors.md lists them")
+
+
+class PublishOutcome(BaseModel):
+    """What became of one publication."""
+
+    message_id: str | None
+    channel_id: str | None
+    digest: str | None
+    outcome: Literal["stored", "duplicate", "relayed", "refused"]
+    hints_dropped: int | None = Field(None, description="hints beyond the bound of one entry")
+    problem: ProblemJson | None = None
+
+
+class PublishOutcomes(BaseModel):
+    """The outcomes of a batch, in order."""
+
+    outcomes: list[PublishOutcome]
+
+
+class MessagePage(BaseModel):
+    """A page of messages."""
+
+    messages: list[StoredMessage]
+    next: str | None = Field(description="pass it as `after`; null: nothing follows")
+    left_out: list[str] = Field(description="digests of messages whose content is lost")
+
+
+class ChannelJson(BaseModel):
+    """A channel."""
+
+    channel_id: str
+    count: int
+    lamport_first: str
+    lamport_last: str
+
+
+class ChannelWithRoot(ChannelJson):
+    """A channel with its root: BLAKE3 over the sorted digests."""
+
+    root: str
+
+
+class ChannelPage(BaseModel):
+    """A page of channels."""
+
+    channels: list[ChannelJson]
+    next: str | None
+
+
+class GapJson(BaseModel):
+    """A message that histories name and the store lacks."""
+
+    message_id: str
+    hints: list[str]
+    met_as_sync: bool
+    state: _State
+    named_by: Literal["history", "sync"]
+
+
+class GapPage(BaseModel):
+    """A page of gaps."""
+
+    gaps: list[GapJson]
+    next: str | None
+
+
+class LookupKey(BaseModel):
+    """An ID or a hint of a look-up; `state`: what is known of a missing message."""
+
+    message_id: str | None = None
+    retrieval_hint: str | None = None
+    state: _State | None = None
+
+
+class LookupMatch(BaseModel):
+    """A match, with the message unless only presence was asked for."""
+
+    key: LookupKey
+    digest: str
+    message: MessageJson | None = None
+    meta: MetaJson | None = None
+
+
+class LookupReply(BaseModel):
+    """What a look-up found."""
+
+    found: list[LookupMatch]
+    missing: list[LookupKey]
+    not_examined: list[LookupKey]
+    left_out: list[LookupMatch]
+
+
+class AncestorsPage(BaseModel):
+    """A part of a causal closure, in causal order."""
+
+    messages: list[StoredMessage]
+    missing: list[str]
+    next: str | None
+    left_out: list[str]
+    met_as_sync: list[str]
+    withheld: list[str]
+    refused: list[str]
+
+
+class OrderItem(BaseModel):
+    """A place in the order of a channel."""
+
+    message_id: str
+    sender_id: str | None
+    digest: str
+    confirmed: bool
+    message: MessageJson | None = None
+    meta: MetaJson | None = None
+
+
+class OrderBreach(BaseModel):
+    """A breach of the order's preconditions."""
+
+    kind: str
+    sender_id: str
+    message_id: str
+    other_message_id: str
+    detail: str
+
+
+class OrderIndexer(BaseModel):
+    """What the node has of one indexer: shows which one confirmation waits for.
+
+    `message_count` is 0 for one that has not written. `unseen_count`: messages of other indexers that its last one,
+    `last_message_id`, has not seen.
+    """
+
+    model_config = {"extra": "allow"}
+
+
+class OrderPage(BaseModel):
+    """A page of the order of a channel."""
+
+    items: list[OrderItem]
+    confirmed_count: int
+    tail_count: int
+    waiting_count: int = Field(
+        description="messages that are not ordered because causes are missing"
+    )
+    missing: list[str] = Field(description="up to 100 of those causes that have not arrived")
+    breaches: list[OrderBreach] = Field(description="up to 100 preconditions that do not hold")
+    senderless_count: int = Field(description="messages without a sender, which never vote")
+    complete: bool = Field(
+        description="the node has read the whole channel; else `items` are confirmed ones only"
+    )
+    next: str | None = Field(description="pass it as `after`; null: nothing follows")
+    next_confirmed: str | None = Field(description="the cursor after the last confirmed item")
+    left_out: list[str] = Field(
+        description="digests of up to 100 messages whose content is lost: causes that are missing"
+    )
+    indexers: list[OrderIndexer]
+
+
+class InterestJson(BaseModel):
+    """What a node wants of its peers."""
+
+    all: bool
+    channels: list[str]
+    prefixes: list[str]
+    lamport_from: str | None
+    lamport_to: str | None
+    origin: str
+    set_at_ms: int | None
+
+
+class Outside(BaseModel):
+    """What an interest does not cover any more."""
+
+    channels: int
+    entries: int
+    detail: str | None = None
+
+
+class ChangedInterest(InterestJson):
+    """An interest after a change."""
+
+    outside: Outside
+
+
+class PeerJson(BaseModel):
+    """A peer."""
+
+    id: str
+    url: str
+    origin: str
+    state: str
+    since_ms: int
+    code: str
+    reason: str
+    failures: int
+    last_sync_id: str | None
+    next_sync_at_ms: int | None
+    in_sync_at_ms: int | None
+
+
+class PeerStatus(PeerJson):
+    """A peer with its last report and the record of divergence.
+
+    `missing_there`: entries of the mutual interest that arrived here after the last proof, without those that the
+    peer sent; counted now. `missing_there_is_exact` is false if there are more than 10,000, or nothing was proved yet;
+    then the number is at least that, or as the last session left it. `missing_here`: elements that the last session
+    found at the peer and did not get. `set_aside_here`, `set_aside_there`: elements that one side refuses or cannot
+    give. `oldest_difference_at_ms`, `oldest_difference_age_s`: when the oldest of these was first seen here.
+    `proved_at_ms`: when both sides were last proved equal.
+    """
+
+    last_report: dict[str, Any] | None
+    divergence: dict[str, Any]
+
+
+class PeerList(BaseModel):
+    """All peers."""
+
+    peers: list[PeerJson]
+
+
+class SegmentJson(BaseModel):
+    """A part of the range bar."""
+
+    state: str
+    share: float
+
+
+class ProgressJson(BaseModel):
+    """The progress of a session."""
+
+    model_config = {"extra": "allow"}
+
+    in_sync_percent: float
+    segments: list[SegmentJson]
+
+
+class SyncJson(BaseModel):
+    """A session with another store."""
+
+    id: str
+    peer_url: str
+    peer_id: str | None
+    channels: list[str]
+    dry_run: bool
+    state: Literal["running", "finished"]
+    started_by: str
+    process: str
+    started_at_ms: int
+    finished_at_ms: int | None
+    outcome: str | None
+    progress: ProgressJson
+    entries_per_s: float
+    bytes_per_s: float
+    eta_s: float | None
+    report: dict[str, Any] | None
+
+
+class SyncList(BaseModel):
+    """Sessions, newest first."""
+
+    syncs: list[SyncJson]
+
+
+class TokenJson(BaseModel):
+    """An access token, without its secret."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    channels: list[str] | None
+    channel_prefixes: list[str] | None
+    created_at_ms: int
+    expires_at_ms: int | None
+
+
+class NewToken(TokenJson):
+    """A token that was just made; `token` is the text that a caller sends."""
+
+    token: str
+
+
+class TokenList(BaseModel):
+    """All access tokens."""
+
+    tokens: list[TokenJson]
+
+
+class HeldJson(BaseModel):
+    """A message in the quarantine."""
+
+    digest: str
+    message_id: str
+    channel_id: str
+    frame_bytes: int
+    way: str
+    reason: str
+    held_at: str
+
+
+class HeldPage(BaseModel):
+    """A page of the quarantine."""
+
+    messages: list[HeldJson]
+    next: int | None
+
+
+class HeldMessage(BaseModel):
+    """A message in the quarantine with its content."""
+
+    digest: str
+    message: MessageJson
+
+
+class Released(BaseModel):
+    """What became of a released message."""
+
+    digest: str
+    outcome: str
+
+
+class Reloaded(BaseModel):
+    """The settings that were taken over, and those that need a restart."""
+
+    changed: list[str]
+    needs_restart: list[str]
+
+
+class Alive(BaseModel):
+    """The process answers."""
+
+    status: Literal["alive"]
+
+
+class Ready(BaseModel):
+    """The node serves messages."""
+
+    status: Literal["ready"]
+    failing_tasks: list[str] | None = None
+    refuses_messages: str | None = None
+
+
+class Info(BaseModel):
+    """The node about itself."""
+
+    version: str
+    node_id: str
+    protocols: dict[str, list[int]]
+    digest: dict[str, Any]
+    session: dict[str, Any]
+    limits: dict[str, Any]
+    content: dict[str, Any] | None = None
+
+
+# ---- the document
 
 Document = dict[str, Any]
 Replies = Mapping[int | str, Document]

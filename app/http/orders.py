@@ -14,13 +14,17 @@ from fastapi import APIRouter, Query
 from app.access.callers import Rate
 from app.entries import Entry
 from app.errors import Code, Problem
-from app.http.admission import Reader
-from app.http.body import ClientGoneError
-from app.http.call import Call, Reply
-from app.http.forms import Form
-from app.http.models import OrderPage
-from app.http.openapi import documented, reply
-from app.http.pages import (
+from app.http.admission import ClientGoneError, NodeRoute, Reader, get_by_id
+from app.http.call import (
+    Call,
+    Form,
+    Reply,
+    json_reply,
+    message_json,
+    message_protobuf,
+    protobuf_reply,
+)
+from app.http.channels import (
     RENDERED_PER_TURN,
     After,
     CursorKind,
@@ -29,8 +33,7 @@ from app.http.pages import (
     fitted,
     next_link,
 )
-from app.http.replies import json_reply, message_json, message_protobuf, protobuf_reply
-from app.http.routing import NodeRoute, get_by_id
+from app.http.openapi import OrderPage, documented, reply
 from app.orders import NAMED_MAX, Known, Order, OrderCaller, Place, Wanted
 from app.server.limits import DEFAULT_LIMITS
 from app.server.sharing import Turns

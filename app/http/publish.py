@@ -15,13 +15,19 @@ from app.access.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem
 from app.hexadecimal import hint_bytes
-from app.http.admission import admitted
-from app.http.call import Call, Reply
-from app.http.forms import Form, body_form, read_protobuf
-from app.http.models import PublishedMessage, PublishOutcome, PublishOutcomes
-from app.http.openapi import HEX_PATTERN, TEXT, body, content, documented, reply
-from app.http.replies import json_reply, protobuf_reply
-from app.http.routing import NodeRoute
+from app.http.admission import NodeRoute, admitted
+from app.http.call import Call, Form, Reply, body_form, json_reply, protobuf_reply, read_protobuf
+from app.http.openapi import (
+    HEX_PATTERN,
+    TEXT,
+    PublishedMessage,
+    PublishOutcome,
+    PublishOutcomes,
+    body,
+    content,
+    documented,
+    reply,
+)
 from app.ingest.prepare import Publication, WakuEnvelope, read_json_item
 from app.server.limits import Limits
 from app.server.sharing import Turns

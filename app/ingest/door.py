@@ -3,20 +3,105 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from app.entries import Claim, MetId, NewEntry, Outcome, OutcomeKind
-from app.errors import Problem
+from app.errors import Code, Problem
 from app.ingest.committer import GroupCommitter, Listener, Written
-from app.ingest.judge import Judge
-from app.ingest.policy import Way
+from app.ingest.policy import Judge, Way
 from app.ingest.prepare import Publication, Relayed, prepare, published_claim
-from app.ingest.watermark import Watermark
-from app.server.limits import Limits
+from app.server.limits import MIB, Limits
 from app.store.store import Store
 from sdstore.sds.model import Kind
+
+# ---- the disk watermark
+
+LOOK_S = 0.2
+"""From one look at the disk to the next, at most: a call of `statvfs`, some 2 microseconds."""
+
+GROWTH = 4
+"""Bytes on disk for a byte of a frame, at most: the row, its indexes, and both in the write-ahead log."""
+
+MARGIN = 1 / 16
+"""Part of the watermark that must be free on top before messages are taken again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Watermark(Collector):
+    """Whether the disk of a folder has `free_bytes_min` bytes left; 0 switches it off."""
+
+    def __init__(self, folder: Path, free_bytes_min: int) -> None:
+        self.folder = folder
+        self.free_bytes: int | None = None
+        self._free_bytes_min = free_bytes_min
+        self._is_low = False
+        self._looked_s = float("-inf")
+        self._taken_bytes = 0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether messages are refused now."""
+        if not self._free_bytes_min:
+            return False
+        room = (self.free_bytes or 0) - self._free_bytes_min
+        if time.monotonic() - self._looked_s > LOOK_S or self._taken_bytes * GROWTH > room:
+            self.look()
+        return self._is_low
+
+    def look(self) -> None:
+        """Look at the disk, and log a change."""
+        self._looked_s = time.monotonic()
+        self._taken_bytes = 0
+        try:
+            disk = os.statvfs(self.folder)
+        except OSError:
+            return  # the write itself reports what is wrong
+        free = self.free_bytes = disk.f_bavail * disk.f_frsize
+        least = self._free_bytes_min
+        if not self._is_low and free < least:
+            self._is_low = True
+            _log.warning("messages are refused: %s", self.reason)
+        elif self._is_low and free >= least + least * MARGIN:
+            self._is_low = False
+            _log.info("messages are taken again: %d MiB free on %s", free // MIB, self.folder)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """See `prometheus_client.registry.Collector`."""
+        self.look()
+        free_bytes = self.free_bytes or 0
+        yield GaugeMetricFamily("sdstore_disk_free_bytes", "Bytes free on the disk", free_bytes)
+        yield GaugeMetricFamily(
+            "sdstore_disk_low",
+            "1 while the node takes no messages because the disk is nearly full",
+            self.is_low,
+        )
+
+    @property
+    def reason(self) -> str:
+        """Why messages are refused."""
+        free, least = (self.free_bytes or 0) / MIB, self._free_bytes_min / MIB
+        return (
+            f"{self.folder} has {free:.1f} MiB free; messages are refused below {least:.1f} "
+            f"(disk_free_min_bytes), and taken again from {least * (1 + MARGIN):.1f}"
+        )
+
+    def check(self, frames_bytes: int = 0) -> None:
+        """Raise `disk_full` below the watermark; `frames_bytes` are to be written otherwise."""
+        self._taken_bytes += frames_bytes
+        if self.is_low:
+            raise Problem(Code.DISK_FULL, self.reason)
+
+
+# ---- the door
 
 RelayListener = Callable[[Relayed], None]
 Prepared = NewEntry | Relayed | Problem
@@ -207,7 +292,7 @@ class Door:
 async def open_door(url: str, limits: Limits) -> AsyncIterator[Door]:
     """The door of a store whose node does not run; creates the store if there is none.
 
-    Raises the `StoreError`s of `app.store.faults`, such as `StoreBusyError` if a process writes to it.
+    Raises the `StoreError`s of `app.store.database`, such as `StoreBusyError` if a process writes to it.
     """
     store = await Store.open(url, limits)
     try:

@@ -9,13 +9,29 @@
             return ACCEPT
 
 The setting `policy` names it: `package.module:name`, or the name of an entry point of the group
-`sdstore.policy`. A class is called without arguments. `app.ingest.judge` calls the policy.
+`sdstore.policy`. A class is called without arguments. `Judge` calls the policy for each message
+at the door, in a thread of its own.
+
+A message that is stored is not judged: it is a duplicate, however it came to be stored. So a message that
+an operator released, or imported, does not return to the quarantine. One that is held stays held, and one
+that was dropped stays refused, whatever the revision of the policy.
+
+The rule for a policy that fails is to refuse: a message on which it raises an exception, returns no
+verdict, or takes too long gets `policy_failed` (503), so honest publishers and peers try again later. While a
+call hangs, every message is refused at once. The log says so once a minute at most.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import queue
 import re
 import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -24,9 +40,16 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from app.errors import SettingsError
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from app.entries import NewEntry
+from app.errors import Code, Problem, SettingsError
+from app.ingest.prepare import Relayed
+from app.ingest.quarantine import Fate, Quarantine
+from app.server.limits import Limits
 from sdstore.sds.model import Message
 
 GROUP = "sdstore.policy"
@@ -217,3 +240,242 @@ def _module(name: str, source: bytes | None) -> ModuleType:
         raise
     _sources[name] = source
     return fresh
+
+
+# ---- calling it
+
+Checked = NewEntry | Relayed | Problem
+Stored = Callable[[Sequence[bytes]], Awaitable[Container[bytes]]]
+"""Those of these digests whose entries the store has."""
+
+LOG_AGAIN_S = 60.0
+RETRY_AFTER_S = 5
+
+_log = logging.getLogger(__name__)
+
+
+class Judge(Collector):
+    """The policy of one process, with its thread. `verdicts` counts what happened to messages."""
+
+    def __init__(self, policy: Policy, quarantine: Quarantine, limits: Limits) -> None:
+        self.verdicts: Counter[str] = Counter()
+        self._policy = policy
+        self._quarantine = quarantine
+        self._limits = limits
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._turn = asyncio.Lock()
+        self._waiting_count = 0
+        self._is_closing = False
+        self._hanging: asyncio.Future[list[Checked]] | None = None
+        self._logged_s = float("-inf")
+        # A daemon: a policy that hangs must not keep the process from ending.
+        threading.Thread(target=self._run, name="sdstore-policy", daemon=True).start()
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """See `prometheus_client.registry.Collector`."""
+        family = CounterMetricFamily(
+            "sdstore_policy_verdicts",
+            "Verdicts on messages, by the policy or by an earlier decision about the same message",
+            labels=("verdict",),
+        )
+        for verdict, count in sorted(self.verdicts.items()):
+            family.add_metric([verdict], count)
+        yield family
+
+    async def judge(
+        self, checked: Sequence[Checked], way: Way, stored: Stored, who: str = ""
+    ) -> list[Checked]:
+        """The accepted messages, and refusals in the place of the others, in order.
+
+        `who`: against whom the memory of refused ones counts.
+
+        Raises Problem: `overloaded` if too many callers wait for the policy.
+        """
+        if self._waiting_count >= self._limits.requests_waiting_max:
+            headers = {"Retry-After": str(RETRY_AFTER_S)}
+            raise Problem(Code.OVERLOADED, "too many messages wait for the policy", headers=headers)
+        judged: list[Checked] = []
+        some_max = self._limits.policy_call_items_max
+        self._waiting_count += 1
+        try:
+            for start in range(0, len(checked), some_max):
+                judged += await self._some(checked[start : start + some_max], way, stored, who)
+        finally:
+            self._waiting_count -= 1
+            self._end_if_idle()
+        return judged
+
+    def close(self) -> None:
+        """End the thread, once those that wait for it have their verdicts."""
+        self._is_closing = True
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._is_closing and not self._waiting_count:
+            self._calls.put(None)
+
+    async def _some(
+        self, checked: Sequence[Checked], way: Way, stored: Stored, who: str
+    ) -> list[Checked]:
+        digests = [each.digest for each in checked if isinstance(each, NewEntry)]
+        fates: Mapping[bytes, Fate] = {}
+        here: Container[bytes] = ()
+        if digests:
+            try:
+                fates = await asyncio.to_thread(self._quarantine.fates, digests)
+            except Problem as problem:
+                return self._failed(checked, str(problem))
+            # After the fates: a released message leaves the quarantine only when it is stored.
+            here = await stored(digests)
+        judged: list[Checked] = []
+        unknown: list[tuple[int, NewEntry | Relayed]] = []
+        for each in checked:
+            if isinstance(each, Problem) or (isinstance(each, NewEntry) and each.digest in here):
+                judged.append(each)
+            elif isinstance(each, NewEntry) and each.digest in fates:
+                judged.append(self._known(fates[each.digest]))
+            else:
+                unknown.append((len(judged), each))
+                judged.append(each)
+        if unknown:
+            verdicts = await self._called([each for _, each in unknown], way, who)
+            for (at, _), verdict in zip(unknown, verdicts, strict=True):
+                judged[at] = verdict
+        return judged
+
+    async def _called(
+        self, unknown: Sequence[NewEntry | Relayed], way: Way, who: str
+    ) -> list[Checked]:
+        """What the policy says of some messages, in bounded time."""
+        async with self._turn:  # the time of a call begins when the call before it has ended
+            if self._hanging is not None and not self._hanging.done():
+                return self._failed(unknown, "a call of the policy has not returned")
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[list[Checked]] = loop.create_future()
+
+            def call() -> None:
+                judged = self._judged(unknown, way, who)
+                # The loop is closed if the node ended while the policy hung.
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_resolve, future, judged)
+
+            self._calls.put(call)
+            seconds = self._limits.policy_call_s_max
+            done, _ = await asyncio.wait({future}, timeout=seconds)
+            if done:
+                return future.result()
+            self._hanging = future
+            return self._failed(unknown, f"the policy took more than {seconds} s")
+
+    def _failed(self, checked: Sequence[Checked], why: str) -> list[Checked]:
+        self._log(why)
+        return [each if isinstance(each, Problem) else self._failure() for each in checked]
+
+    def _failure(self, *, is_of_message: bool = False) -> Problem:
+        """`is_of_message`: the policy judges others."""
+        self.verdicts["failed"] += 1
+        return Problem(
+            Code.POLICY_FAILED,
+            "the policy of this node did not judge the message",
+            extra={"policy_code": "no_verdict"} if is_of_message else None,
+            headers={"Retry-After": str(RETRY_AFTER_S)},
+        )
+
+    def _log(self, why: str, error: BaseException | None = None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s > LOG_AGAIN_S:
+            self._logged_s = now_s
+            _log.error("messages are refused: %s", why, exc_info=error)
+
+    # --- the policy's thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def _judged(self, unknown: Sequence[NewEntry | Relayed], way: Way, who: str) -> list[Checked]:
+        """Never raises."""
+        judged: list[Checked] = []
+        held: list[tuple[int, NewEntry, str]] = []
+        refused: list[NewEntry] = []
+        for each in unknown:
+            verdict = self._verdict(each, way)
+            if verdict is None:
+                judged.append(self._failure(is_of_message=True))
+            elif verdict.action is Action.ACCEPT:
+                self.verdicts["accepted"] += 1
+                judged.append(each)
+            elif verdict.action is Action.QUARANTINE and _can_wait(each):
+                held.append((len(judged), each, verdict.detail))
+                judged.append(each)
+            else:
+                if verdict.action is Action.QUARANTINE and isinstance(each, NewEntry):
+                    verdict = Verdict(Action.REFUSE, "quarantine", "the policy would hold it")
+                # A message that is only relayed cannot wait for an operator.
+                judged.append(self._refused(verdict))
+                if isinstance(each, NewEntry) and each.id_verifies:
+                    refused.append(each)
+        if held:
+            self._hold(judged, held, way, who)
+        if refused:
+            try:
+                self._quarantine.refuse(refused, who)
+            except Problem as problem:
+                self._log(f"readers are not told: {problem}")
+        return judged
+
+    def _verdict(self, each: NewEntry | Relayed, way: Way) -> Verdict | None:
+        is_content = isinstance(each, NewEntry)
+        candidate = Candidate(
+            each.message,
+            each.frame,
+            each.digest if isinstance(each, NewEntry) else b"",
+            isinstance(each, NewEntry) and each.id_verifies,
+            is_content,
+            way,
+        )
+        try:
+            return checked_verdict(self._policy(candidate))
+        except BaseException as error:  # noqa: BLE001 - whatever code of the operator raises
+            self._log("the policy raised an exception, or returned no verdict", error)
+            return None
+
+    def _hold(
+        self, judged: list[Checked], held: Sequence[tuple[int, NewEntry, str]], way: Way, who: str
+    ) -> None:
+        try:
+            kept = self._quarantine.hold([(entry, way, reason) for _, entry, reason in held], who)
+        except Problem as problem:
+            self._log(str(problem))
+            for at, _, _ in held:
+                judged[at] = self._failure()
+            return
+        for (at, _, _), is_kept in zip(held, kept, strict=True):
+            if is_kept:
+                judged[at] = self._known(Fate.HELD)
+            else:
+                full = Verdict(Action.REFUSE, "quarantine_full", "the quarantine is full")
+                judged[at] = self._refused(full)
+
+    def _known(self, fate: Fate) -> Problem:
+        if fate is Fate.HELD:
+            self.verdicts["quarantined"] += 1
+            return Problem(
+                Code.QUARANTINED,
+                "the message is in this node's quarantine until an operator decides",
+            )
+        return self._refused(Verdict(Action.REFUSE, "dropped", "an operator dropped the message"))
+
+    def _refused(self, verdict: Verdict) -> Problem:
+        self.verdicts["refused"] += 1
+        code = verdict.code or "not_content"
+        return Problem(Code.POLICY_REFUSED, verdict.detail or code, extra={"policy_code": code})
+
+
+def _can_wait(each: NewEntry | Relayed) -> TypeGuard[NewEntry]:
+    return isinstance(each, NewEntry) and not each.without_quarantine
+
+
+def _resolve(future: asyncio.Future[list[Checked]], judged: list[Checked]) -> None:
+    if not future.done():
+        future.set_result(judged)

@@ -14,11 +14,18 @@ from app.errors import Code, Problem, problem_of_message
 from app.hexadecimal import hint_bytes
 from app.server.limits import Limits
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.jsonform import from_json
-from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, MessageError
-from sdstore.sds.schemes import verifies
-from sdstore.sds.waku import waku_message_hash
+from sdstore.sds.model import (
+    Dialect,
+    HistoryEntry,
+    Kind,
+    Message,
+    MessageError,
+    entry_digest,
+    frame_hash,
+    verifies,
+    waku_message_hash,
+)
 
 UTF8_BYTES_PER_CHARACTER = 4  # at most
 

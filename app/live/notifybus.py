@@ -21,7 +21,7 @@ from itertools import count
 
 import psycopg
 
-from app.live.bus import COMMIT_PAUSE_S, Listener, Outgoing, hand_over
+from app.live.relay import COMMIT_PAUSE_S, Listener, Outgoing, hand_over
 from app.server.limits import Limits
 from app.server.supervisor import Supervisor
 from app.store.postgres import parameters_of
@@ -99,7 +99,7 @@ class Parts:
 
 
 class NotifyBus(Outgoing):
-    """See the module; `app.live.bus.Bus`."""
+    """See the module; `app.live.relay.Bus`."""
 
     def __init__(self, url: str, limits: Limits, listener: Listener) -> None:
         super().__init__(limits)

@@ -33,8 +33,15 @@ from uvicorn.server import ServerState
 
 from app.access.proxies import Proxies, address_key
 from app.errors import Code, Problem
-from app.http.call import EXCHANGE_KEY, Headers, Parts, Reply, length_of
-from app.http.replies import internal_error, problem_reply
+from app.http.call import (
+    EXCHANGE_KEY,
+    Headers,
+    Parts,
+    Reply,
+    internal_error,
+    length_of,
+    problem_reply,
+)
 from app.server.limits import Limits
 from app.server.sharing import Holding, Sharing
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
+from app.access.callers import Strangers
 from app.access.operator import operator_token
-from app.access.rates import Rates
-from app.access.strangers import Strangers
+from app.access.rates import Rates, ReconBudgets
 from app.access.tokens import TokenFile, Tokens, tokens_path
 from app.federation.interests import Interests, interest_of
 from app.federation.links import Links
@@ -29,35 +29,32 @@ from app.federation.peers import Peers
 from app.federation.records import Records
 from app.federation.syncs import Syncs
 from app.ingest.committer import GroupCommitter
-from app.ingest.door import Door
-from app.ingest.judge import Judge
-from app.ingest.policy import LoadedPolicy, load_policy
+from app.ingest.door import Door, Watermark
+from app.ingest.policy import Judge, LoadedPolicy, load_policy
 from app.ingest.quarantine import FILE as QUARANTINE_FILE
 from app.ingest.quarantine import Quarantine
-from app.ingest.watermark import Watermark
 from app.live.hub import LiveHub
 from app.live.relay import Relay
 from app.mvds import MvdsEndpoint
 from app.orders import Orders
-from app.recon.budget import ReconBudgets
-from app.recon.endpoint import ReconEndpoint
+from app.recon.endpoint import NegentropyEndpoint, ReconEndpoint
 from app.recon.index import NodeIndex
-from app.recon.negentropy import NegentropyEndpoint
 from app.recon.replica import NodeReplica
 from app.server.disk import kept_once
-from app.server.limits import DEFAULT_LIMITS, Limits
-from app.server.node_metrics import (
+from app.server.health import (
+    Cause,
+    Readiness,
     register_expiry_metrics,
     register_node_metrics,
     register_relay_metrics,
     register_task_metrics,
 )
-from app.server.readiness import Cause, Readiness
+from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.settings import Settings
 from app.server.sharing import Sharing
 from app.server.supervisor import Supervisor
 from app.server.workers import WorkerPlace
-from app.store.lostcontent import LostContent
+from app.store.recovery import LostContent
 from app.store.store import Store
 
 SECRET_BYTES = 32
@@ -139,7 +136,7 @@ class Node:
         limits: Limits = DEFAULT_LIMITS,
         worker: WorkerPlace | None = None,
     ) -> AsyncIterator[Node]:
-        """An open node; raises `app.store.faults.StoreError` if the database cannot be used.
+        """An open node; raises `app.store.database.StoreError` if the database cannot be used.
 
         With several workers, only the first writes the index file and reads every frame.
         """

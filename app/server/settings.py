@@ -340,7 +340,7 @@ def _check_data_dir(settings: Settings, layer: str) -> None:
 
 
 def _check_peers(settings: Settings, layer: str) -> None:
-    from app.federation.transport import parse_peer_url, refuse_literal  # noqa: PLC0415 - brings httpx
+    from app.federation.client import parse_peer_url, refuse_literal  # noqa: PLC0415 - brings httpx
 
     for text in settings.peers:
         try:

@@ -2,7 +2,7 @@
 
 Workers share one listening socket, one database and one data directory, and are equal: each answers every
 request. The supervisor (`app.cli.server`) writes the state of every worker into shared memory. A worker that
-gets a request for metrics asks the others for theirs (`app.http.metrics`).
+gets a request for metrics asks the others for theirs (`app.http.about`).
 """
 
 from __future__ import annotations

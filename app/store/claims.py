@@ -43,6 +43,7 @@ from app.store.entryrows import (
     PREFIX_BYTES,
     EntryRow,
     FrameReader,
+    Keys,
     LeftOut,
     Position,
     entries_numbered,
@@ -52,7 +53,6 @@ from app.store.entryrows import (
     select_entries,
     select_entries_with_frames,
 )
-from app.store.keys import Keys
 from app.store.schema import ByteText, channels, history_claims, messages, published_claims
 
 HISTORY = int(ClaimSource.HISTORY)

@@ -19,7 +19,7 @@ from zstandard import (
     frame_content_size,
 )
 
-from sdstore.sds.digest import frame_hash
+from sdstore.sds.model import frame_hash
 
 RAW, BUILT_IN, REFERENCE = 0, 1, 2
 """Codecs; `REFERENCE` is zstd with the frame numbered `reference_no`."""

@@ -2,7 +2,7 @@
 
 SQLite's `integrity_check` and PostgreSQL's extension `amcheck` compare rows with indexes, which no look-up
 can do. `RowCheck` compares columns that no index holds with the values they were made of;
-docs/store.md names the columns that nothing can prove. `app.store.rebuild` makes a damaged file sound.
+docs/store.md names the columns that nothing can prove. `app.store.recovery` makes a damaged file sound.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, Text, bindparam
 
 from app.entries import Entry
 from app.store.arrivals import ArrivalChain
-from app.store.database import Database, Query, Row, SqlDialect, highest
-from app.store.faults import UnusableFileError, missing_driver
-from app.store.gaps import names_held
-from app.store.keys import Keys
+from app.store.database import (
+    Database,
+    Query,
+    Row,
+    SqlDialect,
+    UnusableFileError,
+    highest,
+    missing_driver,
+)
+from app.store.entryrows import Keys
+from app.store.histories import names_held
 from app.store.schema import (
     ByteText,
     channels,
@@ -37,8 +44,7 @@ from app.store.schema import (
     watermark,
 )
 from sdstore.sds.codec import MessageError, decode
-from sdstore.sds.digest import claim_id, entry_digest, frame_hash
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, claim_id, entry_digest, frame_hash
 
 _Made = TypeVar("_Made")
 

@@ -30,6 +30,7 @@ from app.store.entryrows import (
     SERVED_FIRST,
     EntryRow,
     FrameReader,
+    Keys,
     content_lost,
     entries_by_seq,
     entry_rows,
@@ -38,7 +39,6 @@ from app.store.entryrows import (
     select_entries_with_frames,
     with_id,
 )
-from app.store.keys import Keys
 from app.store.schema import ByteText, channels, frames, messages, published_claims
 from recon.session import Interest
 

@@ -1,6 +1,6 @@
-"""The peers of this node: their state, their memory, and which process syncs with each.
+"""Rows about others: the node's peers, the sessions with them, and its MVDS peers.
 
-Several processes, on several hosts, can share one PostgreSQL database. A **lease** makes one of them
+**Peers.** Several processes, on several hosts, can share one PostgreSQL database. A **lease** makes one of them
 at a time responsible for a peer: the peer's row names the holder, a fence and when the lease expires by
 the clock of the database; no other clock counts. A process renews its leases long before they expire,
 and takes those that have expired. Each change of the holder raises the fence. Every write of a peer
@@ -10,6 +10,15 @@ first locks its row and compares the fence, so a process that was paused beyond 
 The memory of a peer (`sdstore.sync.memory.PeerMemory`) is JSON that zlib compresses and gives a checksum.
 Damaged bytes, and those of a version with other fields, are an empty memory: the next session compares
 everything.
+
+**Sessions**: what they did, while they run and afterwards, for all processes over a database. A record is the
+session's JSON document. A row without a process is a request: the process that holds the peer's lease takes it
+up under its ID. A record that its process has not touched for `ABANDONED_S`, by the clock of the database, has
+ended with that process.
+
+**MVDS peers** (docs/mvds.md): epoch, place in each channel, and records. An exchange reads the state of one
+peer, works on it in memory, and writes what changed in one transaction. The epoch guards it: of two exchanges
+that began with the same state, one is written.
 """
 
 from __future__ import annotations
@@ -17,7 +26,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,6 +35,8 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Integer,
+    Table,
     Text,
     Update,
     all_,
@@ -34,6 +45,7 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    delete,
     extract,
     false,
     func,
@@ -43,9 +55,24 @@ from sqlalchemy import (
     update,
 )
 
+from app.entries import Entry
+from app.errors import Code, Problem
+from app.server.limits import Limits
 from app.store.database import Database, Query, Row, SqlDialect, Transaction, highest
-from app.store.schema import peers
+from app.store.entryrows import FrameReader, entries_by_seq, entry_rows, fitting_count
+from app.store.schema import (
+    ByteText,
+    messages,
+    mvds_peers,
+    mvds_positions,
+    mvds_records,
+    peers,
+    syncs,
+)
+from sdstore.mvds import Record, RecordType
 from sdstore.sync.memory import PeerMemory
+
+# ---- peers
 
 LEASE_S = 6.0  # a dead process is replaced within ten seconds, the grace included
 GRACE_S = 2.0  # for which a free peer is left to the process whose share it is; twice the time between looks
@@ -368,3 +395,388 @@ def _standing(sql: SqlDialect) -> Query:
         peers.c.holder == _ME, peers.c.expires_ms > clock_ms()
     )
     return sql.query(held.order_by(peers.c.peer_no).with_for_update())
+
+
+# ---- sessions
+
+ABANDONED_S = 30.0  # a running session touches its record at least every five seconds
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRow:
+    """A session: `process` runs it, empty for a request. `finished_at_ms` is None while it runs."""
+
+    sync_id: str
+    peer_id: str
+    process: str
+    finished_at_ms: int | None
+    document: Document
+
+
+class SyncRows:
+    """The session records of one open store. `write` and its kind are for the writer's thread."""
+
+    def __init__(self, database: Database, remembered_max: int) -> None:
+        self.is_shared = database.is_shared
+        self._database = database
+        self._sql = database.sql
+        self._remembered_max = remembered_max
+
+    async def recent(self) -> list[SyncRow]:
+        """All records, newest first."""
+        return _sync_rows(await self._database.rows(_recent(self._sql)))
+
+    async def get(self, sync_id: str) -> SyncRow | None:
+        """One record."""
+        found = _sync_rows(await self._database.few(_one(self._sql), wanted=sync_id))
+        return found[0] if found else None
+
+    async def under_way(self) -> list[SyncRow]:
+        """Records of running and requested sessions, oldest first."""
+        return _sync_rows(await self._database.rows(_under_way(self._sql)))
+
+    def write(self, transaction: Transaction, rows: Sequence[SyncRow]) -> None:
+        """Write records; the oldest finished ones beyond the maximum go.
+
+        A record that has ended does not change: of two processes the one that ends it first decides.
+        """
+        sql = self._sql
+        for row in rows:
+            document = json.dumps(row.document, separators=(",", ":")).encode()
+            values = {
+                "to_process": row.process,
+                "to_finished_at_ms": row.finished_at_ms,
+                "to_document": document,
+            }
+            query = _change(sql, self.is_shared)
+            if transaction.rows(query, wanted=row.sync_id, **values) or transaction.rows(
+                _one(sql), wanted=row.sync_id
+            ):
+                continue
+            [(last_no, count, now_ms)] = transaction.rows(_session_totals(sql, self.is_shared))
+            if count >= self._remembered_max:
+                beyond = count - self._remembered_max + 1
+                transaction.execute(_forget(sql), beyond=beyond)
+            new = (
+                last_no + 1,
+                row.sync_id,
+                row.peer_id,
+                row.process,
+                row.finished_at_ms,
+                now_ms,
+                document,
+            )
+            transaction.many(sql.insert(syncs), [new])
+
+    def end_abandoned(self, now_ms: int, abandoned_s: float = ABANDONED_S) -> list[str]:
+        """End the records of processes that have ended; returns their IDs.
+
+        On SQLite call this at the start: no other process can run a session.
+        """
+        ended = []
+        with self._database.transaction() as transaction:
+            query = _abandoned(self._sql, self.is_shared)
+            ago = {"ago_ms": int(abandoned_s * 1_000)} if self.is_shared else {}
+            for row in _sync_rows(transaction.rows(query, **ago)):
+                values = {
+                    "to_process": row.process,
+                    "to_finished_at_ms": now_ms,
+                    "to_document": json.dumps(_abandoned_document(row, now_ms)).encode(),
+                }
+                change = _change(self._sql, self.is_shared)
+                transaction.rows(change, wanted=row.sync_id, **values)
+                ended.append(row.sync_id)
+        return ended
+
+
+def _abandoned_document(row: SyncRow, now_ms: int) -> Document:
+    detail = (
+        "the process that ran the session has ended"
+        if row.process
+        else "no process took the session up"
+    )
+    end = {"state": "finished", "finished_at_ms": now_ms, "outcome": "partial", "detail": detail}
+    return row.document | end
+
+
+def _sync_rows(rows: Sequence[Row]) -> list[SyncRow]:
+    found = []
+    for sync_id, peer_id, process, finished_at_ms, raw in rows:
+        try:
+            document = json.loads(bytes(raw))
+        except ValueError:
+            continue  # damaged
+        if isinstance(document, dict):
+            found.append(SyncRow(sync_id, peer_id, process, finished_at_ms, document))
+    return found
+
+
+# ---- statements
+
+_SYNC_COLUMNS = (
+    syncs.c.sync_id,
+    syncs.c.peer_id,
+    syncs.c.process,
+    syncs.c.finished_at_ms,
+    syncs.c.document,
+)
+_WANTED: Any = bindparam("wanted", type_=Text())
+
+
+def _now(is_shared: bool) -> ColumnElement[int]:
+    """The time of the last touch: SQLite has one process, which needs none."""
+    return clock_ms() if is_shared else literal_column("0", BigInteger)
+
+
+@cache
+def _recent(sql: SqlDialect) -> Query:
+    return sql.query(select(*_SYNC_COLUMNS).order_by(syncs.c.sync_no.desc()))
+
+
+@cache
+def _one(sql: SqlDialect) -> Query:
+    return sql.query(select(*_SYNC_COLUMNS).where(syncs.c.sync_id == _WANTED))
+
+
+@cache
+def _under_way(sql: SqlDialect) -> Query:
+    running = select(*_SYNC_COLUMNS).where(syncs.c.finished_at_ms.is_(None))
+    return sql.query(running.order_by(syncs.c.sync_no))
+
+
+@cache
+def _abandoned(sql: SqlDialect, is_shared: bool) -> Query:
+    running = select(*_SYNC_COLUMNS).where(syncs.c.finished_at_ms.is_(None))
+    if is_shared:
+        running = running.where(
+            syncs.c.seen_ms < clock_ms() - bindparam("ago_ms", type_=BigInteger())
+        )
+    return sql.query(running)
+
+
+@cache
+def _change(sql: SqlDialect, is_shared: bool) -> Query:
+    changed = (
+        update(syncs)
+        .where(syncs.c.sync_id == _WANTED, syncs.c.finished_at_ms.is_(None))
+        .values(
+            process=bindparam("to_process", type_=Text()),
+            finished_at_ms=bindparam("to_finished_at_ms", type_=BigInteger()),
+            seen_ms=_now(is_shared),
+            document=bindparam("to_document"),
+        )
+    )
+    return sql.query(changed.returning(syncs.c.sync_no))
+
+
+@cache
+def _session_totals(sql: SqlDialect, is_shared: bool) -> Query:
+    """(last number, number of records, the clock)."""
+    count = select(func.count()).select_from(syncs).scalar_subquery()
+    return sql.query(select(highest(syncs.c.sync_no), count, _now(is_shared)))
+
+
+@cache
+def _forget(sql: SqlDialect) -> Query:
+    oldest = (
+        select(syncs.c.sync_no)
+        .where(syncs.c.finished_at_ms.is_not(None))
+        .order_by(syncs.c.sync_no)
+        .limit(bindparam("beyond", type_=BigInteger()))
+    )
+    return sql.query(delete(syncs).where(syncs.c.sync_no.in_(oldest)))
+
+
+# ---- MVDS peers
+
+_TYPES = frozenset(RecordType)
+
+
+class Source(NamedTuple):
+    """The entry behind an OFFER or a MESSAGE; zeros for a REQUEST."""
+
+    channel_no: int = 0
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerState:
+    """What the database holds of a peer; `positions` are sequence numbers by channel number."""
+
+    caller: str
+    peer_id: str
+    epoch: int = 0
+    positions: Mapping[int, int] = field(default_factory=dict)
+    records: Sequence[tuple[Record, Source]] = ()
+
+
+class MvdsPeers:
+    """The peers of one open store."""
+
+    def __init__(self, database: Database, frame_reader: FrameReader, limits: Limits) -> None:
+        self._database = database
+        self._sql = database.sql
+        self._frames = frame_reader
+        self._limits = limits
+
+    async def read(self, caller: str, peer_id: str) -> PeerState:
+        """The state of a peer; an empty one if it is new. `caller` and `peer_id` name it together."""
+        found = await self._database.rows(_peer(self._sql), caller=caller, peer_id=peer_id)
+        if not found:
+            return PeerState(caller, peer_id)
+        [(peer_no, epoch)] = found
+        positions = await self._database.rows(_positions(self._sql), peer_no=peer_no)
+        rows = await self._database.rows(_records(self._sql), peer_no=peer_no)
+        return PeerState(
+            caller,
+            peer_id,
+            epoch,
+            dict(positions),
+            [
+                (
+                    Record(RecordType(kind), bytes(message_id), send_count, send_epoch),
+                    Source(channel_no, seq),
+                )
+                for message_id, kind, send_count, send_epoch, channel_no, seq in rows
+                if kind in _TYPES  # a damaged row is left alone
+            ],
+        )
+
+    def write(
+        self,
+        before: PeerState,
+        positions: Mapping[int, int],
+        changed: Mapping[bytes, tuple[Record, Source] | None],
+    ) -> None:
+        """Write the end of an exchange: its epoch, all positions, and the changed records.
+
+        None removes a record. Room for a new peer makes the caller with the most peers, by the one of
+        them that has been silent for longest.
+        Writer's thread only. Raises `Problem` `sync_busy` if another exchange of the peer was
+        written since `before` was read, and as `Store.writer.write`.
+        """
+        sql = self._sql
+        with self._database.transaction() as transaction:
+            found = transaction.rows(_peer(sql), caller=before.caller, peer_id=before.peer_id)
+            if (found[0][1] if found else 0) != before.epoch:
+                raise Problem(Code.SYNC_BUSY, "another exchange of this peer ended in between")
+            [(last_no, last_exchange_no, count)] = transaction.rows(_mvds_totals(sql))
+            if found:
+                peer_no = found[0][0]
+                transaction.many(sql.delete_each(mvds_peers, "peer_no"), [(peer_no,)])
+            else:
+                peer_no = last_no + 1
+                if count >= self._limits.mvds_peers_max:
+                    self._forget_oldest(transaction)
+            peer = (peer_no, before.epoch + 1, last_exchange_no + 1, before.caller, before.peer_id)
+            transaction.many(sql.insert(mvds_peers), [peer])
+            transaction.execute(_delete_of(sql, mvds_positions), peer_no=peer_no)
+            places = [(peer_no, *place) for place in positions.items()]
+            transaction.many(sql.insert(mvds_positions), places)
+            gone = [(peer_no, message_id) for message_id in changed]
+            transaction.many(sql.delete_each(mvds_records, "peer_no", "message_id"), gone)
+            rows = [_row(peer_no, *each) for each in changed.values() if each is not None]
+            transaction.many(sql.insert(mvds_records), rows)
+
+    def _forget_oldest(self, transaction: Transaction) -> None:
+        [(peer_no,)] = transaction.rows(_oldest(self._sql))
+        for table in (mvds_records, mvds_positions, mvds_peers):
+            transaction.execute(_delete_of(self._sql, table), peer_no=peer_no)
+
+    async def window_start(self, channel_no: int) -> int:
+        """The sequence number after which the newest entries of a channel begin, those of a window."""
+        query = _before_window(self._sql)
+        size = self._limits.mvds_records_per_peer_max
+        rows = await self._database.rows(query, channel_no=channel_no, size=size)
+        return int(rows[0][0]) if rows else 0
+
+    async def entries(self, seqs: Sequence[int], bytes_max: int) -> tuple[list[int], list[Entry]]:
+        """The first of these entries whose frames fit into `bytes_max`, at least one.
+
+        Returns the sequence numbers that were examined, and the entries that can be read.
+        """
+        found = await self._database.among(entries_by_seq(self._sql), seqs)
+        by_seq = {row.seq: row for row in entry_rows(found)}
+        rows = [by_seq[seq] for seq in seqs if seq in by_seq]
+        fitting = rows[: fitting_count(rows, bytes_max)]
+        beyond = {row.seq for row in rows[len(fitting) :]}
+        return [seq for seq in seqs if seq not in beyond], await self._frames.entries(fitting)
+
+
+def _row(peer_no: int, record: Record, source: Source) -> Row:
+    return (
+        peer_no,
+        record.message_id,
+        int(record.type),
+        record.send_count,
+        record.send_epoch,
+        *source,
+    )
+
+
+# ---- statements
+
+_PEER_NO: Any = bindparam("peer_no", type_=BigInteger())
+
+
+@cache
+def _peer(sql: SqlDialect) -> Query:
+    named = select(mvds_peers.c.peer_no, mvds_peers.c.epoch).where(
+        mvds_peers.c.caller == bindparam("caller", type_=ByteText),
+        mvds_peers.c.peer_id == bindparam("peer_id", type_=ByteText),
+    )
+    return sql.query(named)
+
+
+@cache
+def _positions(sql: SqlDialect) -> Query:
+    columns = mvds_positions.c
+    return sql.query(select(columns.channel_no, columns.seq).where(columns.peer_no == _PEER_NO))
+
+
+@cache
+def _records(sql: SqlDialect) -> Query:
+    """In the order in which they are due, older entries first."""
+    columns = mvds_records.c
+    read = select(
+        columns.message_id,
+        columns.type,
+        columns.send_count,
+        columns.send_epoch,
+        columns.channel_no,
+        columns.seq,
+    )
+    mine = read.where(columns.peer_no == _PEER_NO)
+    return sql.query(mine.order_by(columns.send_epoch, columns.seq, columns.message_id))
+
+
+@cache
+def _mvds_totals(sql: SqlDialect) -> Query:
+    """(last number, last exchange, number of peers)."""
+    count = select(func.count()).select_from(mvds_peers).scalar_subquery()
+    return sql.query(
+        select(highest(mvds_peers.c.peer_no), highest(mvds_peers.c.exchange_no), count)
+    )
+
+
+@cache
+def _oldest(sql: SqlDialect) -> Query:
+    callers = select(mvds_peers.c.caller).group_by(mvds_peers.c.caller)
+    first = callers.order_by(func.count().desc(), mvds_peers.c.caller).limit(1).scalar_subquery()
+    of_it = select(mvds_peers.c.peer_no).where(mvds_peers.c.caller == first)
+    return sql.query(of_it.order_by(mvds_peers.c.exchange_no).limit(1))
+
+
+@cache
+def _delete_of(sql: SqlDialect, table: Table) -> Query:
+    return sql.query(delete(table).where(table.c.peer_no == _PEER_NO))
+
+
+@cache
+def _before_window(sql: SqlDialect) -> Query:
+    of_channel = messages.c.channel_no == bindparam("channel_no", type_=Integer())
+    skipped: Any = bindparam("size", type_=Integer())
+    newest = select(messages.c.seq).where(of_channel).order_by(messages.c.seq.desc())
+    return sql.query(newest.offset(skipped).limit(1))

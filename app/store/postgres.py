@@ -63,14 +63,15 @@ from app.server.limits import Limits
 from app.store.database import (
     Arguments,
     Database,
+    DatabaseUnreachableError,
     Keyed,
     ManyQuery,
     Query,
     Row,
     SqlDialect,
     Transaction,
+    UnsupportedDatabaseError,
 )
-from app.store.faults import DatabaseUnreachableError, UnsupportedDatabaseError
 from app.store.schema import is_current, migrate
 
 WRITER_LOCK = 0x5D5_0001

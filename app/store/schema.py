@@ -1,6 +1,6 @@
 """The tables, once for SQLite and PostgreSQL (docs/store.md explains the keys), and their migrations.
 
-Every random-key index costs ingest speed and disk, so indexes hold 64-bit keys (`app.store.keys`) or
+Every random-key index costs ingest speed and disk, so indexes hold 64-bit keys (`app.store.entryrows`) or
 the first 8 bytes of a digest instead of long values, and queries compare the full value as well.
 Text compares by its UTF-8 bytes on both databases.
 """
@@ -28,7 +28,7 @@ from sqlalchemy import (
     text,
 )
 
-from app.store.faults import SchemaTooNewError
+from app.store.database import SchemaTooNewError
 
 SCHEMA_REVISION = "0009"
 """The Alembic revision this code reads and writes."""
@@ -211,7 +211,7 @@ met_ids = Table(
     Index("met_ids_by_id", "id_key"),
 )
 
-# MVDS (`app.store.mvdspeers`): the peers, their places in arrival order, and what is on its way to them.
+# MVDS (`app.store.peerrows`): the peers, their places in arrival order, and what is on its way to them.
 mvds_peers = Table(
     "mvds_peers",
     metadata,
@@ -276,7 +276,7 @@ peers = Table(
     Index("peers_by_id", "peer_id", unique=True),
 )
 
-# Session records (`app.store.syncrows`). `process` is empty until a process takes a requested one up.
+# Session records (`app.store.peerrows`). `process` is empty until a process takes a requested one up.
 syncs = Table(
     "syncs",
     metadata,

@@ -38,13 +38,11 @@ from app.store.database import (
     Query,
     Row,
     SqlDialect,
-    Transaction,
-    chunks,
-)
-from app.store.faults import (
     StoreBusyError,
+    Transaction,
     UnsupportedDatabaseError,
     UnusableFileError,
+    chunks,
 )
 from app.store.schema import is_current, migrate
 

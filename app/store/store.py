@@ -6,7 +6,6 @@ group committer's (`app.ingest.committer`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import cache
@@ -15,23 +14,25 @@ from typing import Any
 from sqlalchemy import select
 
 from app.server.limits import Limits
-from app.store.ancestry import Ancestors
 from app.store.arrivals import Arrivals
 from app.store.channelpages import Channels
 from app.store.claims import HintClaims
-from app.store.database import Database, Query, SqlDialect, Transaction
-from app.store.entryrows import FrameReader
-from app.store.faults import UnsupportedDatabaseError, missing_driver
-from app.store.gaps import Gaps
-from app.store.groupwriter import GroupWriter
+from app.store.database import (
+    Database,
+    Query,
+    SqlDialect,
+    Transaction,
+    UnsupportedDatabaseError,
+    missing_driver,
+)
+from app.store.entryrows import FrameReader, Keys
+from app.store.groupwriter import GroupWriter, wall_clock_ms
+from app.store.histories import Ancestors, Gaps
 from app.store.integrity import RowCheck
-from app.store.keys import Keys
 from app.store.lookups import Lookups
-from app.store.mvdspeers import MvdsPeers
-from app.store.peerrows import PeerRows
+from app.store.peerrows import MvdsPeers, PeerRows, SyncRows
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
-from app.store.syncrows import SyncRows
 
 INTEREST_NAME = "interest"
 """The row of `store_meta` with the interest that an operator set (`app.federation.interests`)."""
@@ -44,10 +45,6 @@ def _new_value(new: Any) -> dict[str, Any]:
 @cache  # it is read twice a second
 def _kept_interest(sql: SqlDialect) -> Query:
     return sql.query(select(store_meta.c.value).where(store_meta.c.name == INTEREST_NAME))
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 async def open_database(url: str, limits: Limits) -> Database:
@@ -81,7 +78,7 @@ class Store:
         limits: Limits,
         database_id: str,
         keys: Keys,
-        now_ms: Callable[[], int] = _wall_clock_ms,
+        now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self.database_id = database_id
         self.mark_secret = keys.secret
@@ -107,12 +104,12 @@ class Store:
         cls,
         database_url: str,
         limits: Limits,
-        now_ms: Callable[[], int] = _wall_clock_ms,
+        now_ms: Callable[[], int] = wall_clock_ms,
     ) -> Store:
         """Open a database, or make a file if there is none; upgrade its schema if that is older.
 
         Takes no lock that another reader or the writer would notice. Raises the `StoreError`s of
-        `app.store.faults`.
+        `app.store.database`.
         """
         database = await open_database(database_url, limits)
         meta: dict[str, bytes] = dict(await database.rows(database.sql.query(store_meta.select())))

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from alembic import op
 from sqlalchemy import Column, Connection, Integer, bindparam, text
 
+from app.store.entryrows import Keys
 from app.store.formerframes import CopyRow, FormerFrame, FormerFrames
-from app.store.keys import Keys
 from sdstore.sds.codec import MessageError, decode
 
 revision = "0004"

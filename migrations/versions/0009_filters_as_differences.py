@@ -26,8 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from app.store.entryrows import FramePacker, StoredFrame, reference_filter
 from app.store.formerframes import REFERENCE, CopyRow, FormerFrame, FormerFrames
-from app.store.frames import FramePacker, StoredFrame, reference_filter
 from sdstore.sds.framecodec import FILTER_BYTES_MIN, REFERENCES_MAX, References, difference, split
 
 revision = "0009"

@@ -12,34 +12,32 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
-from sdstore.client import replies
-from sdstore.client.calls import (
+from sdstore.client import records
+from sdstore.client.errors import StoreError
+from sdstore.client.exchange import (
     JSON,
+    AsyncNetwork,
     Batcher,
+    BoundedBody,
     Call,
     Direction,
+    EmptyPages,
     MvdsMode,
+    Network,
+    Options,
     Order,
     Publishable,
     Query,
+    base_headers,
     batches,
+    checked_url,
     get,
+    network_errors,
+    next_cursor,
     path_of,
     post,
     publish_item,
     send_json,
-)
-from sdstore.client.errors import StoreError
-from sdstore.client.exchange import (
-    AsyncNetwork,
-    BoundedBody,
-    EmptyPages,
-    Network,
-    Options,
-    base_headers,
-    checked_url,
-    network_errors,
-    next_cursor,
 )
 from sdstore.client.live import AsyncLiveStream, Following
 from sdstore.client.records import (
@@ -55,10 +53,11 @@ from sdstore.client.records import (
     Peer,
     PublishItem,
     PublishOutcome,
+    Reply,
     StoredMessage,
     Sync,
+    checked,
 )
-from sdstore.client.replies import Reply, checked
 from sdstore.sds.codec import encode
 from sdstore.sds.errors import bad_argument, check_argument
 from sdstore.sds.log import BackfillLog
@@ -85,7 +84,7 @@ class StoreCalls:
 
     async def info(self) -> NodeInfo:
         """The node's identity and capabilities."""
-        return await self._send(get("v1/info", replies.node_info, JSON))
+        return await self._send(get("v1/info", records.node_info, JSON))
 
     async def publish(
         self, message: bytes | Message, retrieval_hints: Sequence[bytes] = ()
@@ -96,7 +95,7 @@ class StoreCalls:
         """
         hints = tuple(("retrieval-hint", hint.hex()) for hint in retrieval_hints)
         frame = encode(message) if isinstance(message, Message) else message
-        call = post("v1/messages", replies.publish_outcome, frame)
+        call = post("v1/messages", records.publish_outcome, frame)
         return await self._send(replace(call, headers=(*call.headers, *hints)))
 
     async def publish_batch(self, frames: Frames) -> list[PublishOutcome]:
@@ -116,7 +115,7 @@ class StoreCalls:
         """
         async for batch in _batches(frames, batcher or Batcher()):
             body = wire.PublishBatch(items=map(publish_item, batch)).SerializeToString()
-            read = replies.publish_outcomes(len(batch))
+            read = records.publish_outcomes(len(batch))
             for outcome in await self._send(post("v1/messages/batch", read, body)):
                 yield outcome
 
@@ -126,12 +125,12 @@ class StoreCalls:
         """The frame served under a message ID, or its variant with `digest`."""
         hexadecimal = None if digest is None else digest.hex()
         query = {"message_id": message_id, "channel_id": channel_id, "digest": hexadecimal}
-        return await self._send(get("v1/messages", replies.frame, **query))
+        return await self._send(get("v1/messages", records.frame, **query))
 
     async def get_entry(self, digest: bytes) -> Frame:
         """The frame of an entry; `digest_mismatch` if the node returns another one."""
         path = f"v1/entries/{digest.hex()}"
-        return await self._send(get(path, replies.frame_of_digest(digest)))
+        return await self._send(get(path, records.frame_of_digest(digest)))
 
     async def lookup(
         self, keys: Sequence[Key], channel_id: str | None = None, *, presence_only: bool = False
@@ -144,7 +143,7 @@ class StoreCalls:
             presence_only=presence_only,
         )
         body = request.SerializeToString()
-        return await self._send(post("v1/messages/lookup", replies.lookup_result, body))
+        return await self._send(post("v1/messages/lookup", records.lookup_result, body))
 
     async def hint(
         self,
@@ -156,18 +155,18 @@ class StoreCalls:
     ) -> MessagePage:
         """The entries that a hint can lead to, likeliest first."""
         path, query = f"v1/hints/{retrieval_hint.hex()}", {"after": after, "limit": limit}
-        return await self._send(get(path, replies.message_page, channel_id=channel_id, **query))
+        return await self._send(get(path, records.message_page, channel_id=channel_id, **query))
 
     def channels(
         self, prefix: str | None = None, *, page_size: int | None = None
     ) -> AsyncIterator[Channel]:
         """The channels that begin with `prefix`, page by page as they are read; None: all of them."""
         path, query = "v1/channels", {"prefix": prefix, "limit": page_size}
-        return self._pages(lambda after: get(path, replies.channel_page, after=after, **query))
+        return self._pages(lambda after: get(path, records.channel_page, after=after, **query))
 
     async def channel(self, channel_id: str) -> Channel:
         """One channel, with its root."""
-        return await self._send(get("v1/channels", replies.channel, channel_id=channel_id))
+        return await self._send(get("v1/channels", records.channel, channel_id=channel_id))
 
     def messages(
         self,
@@ -186,7 +185,7 @@ class StoreCalls:
         `after` is a cursor of the same order; one of a live stream or of the feed is of arrival order.
         `on_left_out` is called with the digests of messages whose content the node has lost.
         """
-        read = replies.message_items(on_left_out)
+        read = records.message_items(on_left_out)
         query: dict[str, Query] = {
             "channel_id": channel_id,
             "order": order,
@@ -200,7 +199,7 @@ class StoreCalls:
 
     async def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
         """A page of all readable messages, in arrival order; follow `next` to miss none."""
-        return await self._send(get("v1/feed", replies.message_page, after=after, limit=limit))
+        return await self._send(get("v1/feed", records.message_page, after=after, limit=limit))
 
     def live(
         self,
@@ -227,7 +226,7 @@ class StoreCalls:
     def gaps(self, channel_id: str) -> AsyncIterator[Gap]:
         """The messages that the channel's histories name and the node lacks."""
         path, query = "v1/channels/gaps", {"channel_id": channel_id}
-        return self._pages(lambda after: get(path, replies.gap_page, after=after, **query))
+        return self._pages(lambda after: get(path, records.gap_page, after=after, **query))
 
     async def ancestors(
         self,
@@ -243,7 +242,7 @@ class StoreCalls:
             channel_id=channel_id, heads=heads, known=known, limit=limit or 0, after=after or ""
         )
         body = request.SerializeToString()
-        return await self._send(post("v1/messages/ancestors", replies.ancestors_page, body))
+        return await self._send(post("v1/messages/ancestors", records.ancestors_page, body))
 
     async def order(
         self,
@@ -270,11 +269,11 @@ class StoreCalls:
             "after": after,
             "limit": limit,
         }
-        return await self._send(get("v1/channels/order", replies.order_page, **query))
+        return await self._send(get("v1/channels/order", records.order_page, **query))
 
     async def recon(self, request: bytes) -> bytes:
         """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""
-        return await self._send(post("v1/recon", replies.body_bytes, request))
+        return await self._send(post("v1/recon", records.body_bytes, request))
 
     async def mvds(
         self,
@@ -286,73 +285,73 @@ class StoreCalls:
     ) -> bytes:
         """One MVDS payload to the node, and the one it returns; `MvdsSession` calls this."""
         path, query = path_of("v1/mvds", peer_id), {"mode": mode, "channel_id": channel_ids}
-        return await self._send(post(path, replies.body_bytes, payload, **query))
+        return await self._send(post(path, records.body_bytes, payload, **query))
 
     async def peers(self) -> list[Peer]:
         """The node's peers."""
-        return await self._send(get("v1/peers", replies.peers, JSON))
+        return await self._send(get("v1/peers", records.peers, JSON))
 
     async def peer(self, peer_id: str) -> Peer:
         """One peer."""
-        return await self._send(get(path_of("v1/peers", peer_id), replies.peer, JSON))
+        return await self._send(get(path_of("v1/peers", peer_id), records.peer, JSON))
 
     async def peer_status(self, peer_id: str) -> Mapping[str, Any]:
         """A peer's health and the record of divergence from it."""
-        return await self._send(get(path_of("v1/peers", peer_id, "status"), replies.document, JSON))
+        return await self._send(get(path_of("v1/peers", peer_id, "status"), records.document, JSON))
 
     async def add_peer(self, url: str, token: str | None = None) -> Peer:
         """Add a peer, or return the existing peer with this URL; `token` is an access token of it."""
         body = {"url": url} | ({} if token is None else {"token": token})
         return await self._send(
-            send_json("POST", "v1/peers", replies.peer, body, is_repeatable=True)
+            send_json("POST", "v1/peers", records.peer, body, is_repeatable=True)
         )
 
     async def remove_peer(self, peer_id: str) -> None:
         """Forget a peer."""
         path = path_of("v1/peers", peer_id)
-        await self._send(Call("DELETE", path, replies.no_content, is_repeatable=False))
+        await self._send(Call("DELETE", path, records.no_content, is_repeatable=False))
 
     async def interests(self) -> Mapping[str, Any]:
         """What the node wants of its peers: all, channels, prefixes, a Lamport window, the origin."""
-        return await self._send(get("v1/recon/interests", replies.document, JSON))
+        return await self._send(get("v1/recon/interests", records.document, JSON))
 
     async def set_interests(self, interest: Mapping[str, object]) -> Mapping[str, Any]:
         """Change what the node syncs; the answer counts what it holds outside."""
-        path, read = "v1/recon/interests", replies.document
+        path, read = "v1/recon/interests", records.document
         return await self._send(send_json("PUT", path, read, interest, is_repeatable=True))
 
     async def reset_interests(self) -> Mapping[str, Any]:
         """Return to the interest of the node's settings."""
-        call = get("v1/recon/interests", replies.document, JSON)
+        call = get("v1/recon/interests", records.document, JSON)
         return await self._send(replace(call, method="DELETE"))
 
     async def reload(self) -> Mapping[str, Any]:
         """Have the node read its settings again; names what changed and what takes a restart."""
-        return await self._send(replace(get("v1/reload", replies.document, JSON), method="POST"))
+        return await self._send(replace(get("v1/reload", records.document, JSON), method="POST"))
 
     def quarantine(self) -> AsyncIterator[Mapping[str, Any]]:
         """The messages that the node's policy keeps apart, oldest first, without their content."""
-        path, read = "v1/quarantine", replies.quarantine_page
+        path, read = "v1/quarantine", records.quarantine_page
         return self._pages(lambda after: get(path, read, JSON, limit=1_000, after=after))
 
     async def release_quarantined(self, digest: bytes) -> Mapping[str, Any]:
         """Store a message that is in the quarantine; the policy does not see it again."""
         # A repeated call would answer `not_found` for a message that the first one released.
-        call = get(f"v1/quarantine/{digest.hex()}/release", replies.document, JSON)
+        call = get(f"v1/quarantine/{digest.hex()}/release", records.document, JSON)
         return await self._send(replace(call, method="POST", is_repeatable=False))
 
     async def drop_quarantined(self, digest: bytes) -> None:
         """Delete a message that is in the quarantine; the node refuses it from now on."""
         path = f"v1/quarantine/{digest.hex()}"
-        await self._send(Call("DELETE", path, replies.no_content, is_repeatable=False))
+        await self._send(Call("DELETE", path, records.no_content, is_repeatable=False))
 
     async def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
-        return await self._send(get("v1/syncs", replies.syncs, JSON))
+        return await self._send(get("v1/syncs", records.syncs, JSON))
 
     async def sync(self, sync_id: str) -> Sync:
         """One sync session with its progress."""
-        return await self._send(get(path_of("v1/syncs", sync_id), replies.sync, JSON))
+        return await self._send(get(path_of("v1/syncs", sync_id), records.sync, JSON))
 
     async def start_sync(
         self, peer_url: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
@@ -360,7 +359,7 @@ class StoreCalls:
         """Start a sync of the node with the store at `peer_url`."""
         body = {"peer_url": peer_url, "channels": list(channel_ids), "dry_run": dry_run}
         return await self._send(
-            send_json("POST", "v1/syncs", replies.sync, body, is_repeatable=False)
+            send_json("POST", "v1/syncs", records.sync, body, is_repeatable=False)
         )
 
     async def sync_peer(
@@ -369,7 +368,7 @@ class StoreCalls:
         """Start a sync of the node with one of its peers."""
         path = path_of("v1/peers", peer_id, "sync")
         body = {"channels": list(channel_ids), "dry_run": dry_run}
-        return await self._send(send_json("POST", path, replies.sync, body, is_repeatable=False))
+        return await self._send(send_json("POST", path, records.sync, body, is_repeatable=False))
 
     async def _pages(
         self, page_call: Callable[[str | None], Call[_Page[_Item]]]

@@ -13,10 +13,11 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 import httpx
 
 from sdstore.client.aio import AsyncStoreClient, StoreCalls
-from sdstore.client.calls import Batcher, Publishable
 from sdstore.client.exchange import (
+    Batcher,
     BlockingNetwork,
     Options,
+    Publishable,
     base_headers,
     checked_url,
     finished,

@@ -13,22 +13,22 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 
-from sdstore.client.calls import EVENT_STREAM, Call, get
 from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.exchange import (
     CONNECT_TIMEOUT_S,
+    EVENT_STREAM,
     Body,
     BoundedBody,
+    Call,
     Network,
     Options,
     finished,
+    get,
     network_errors,
 )
-from sdstore.client.records import LiveMessage
-from sdstore.client.replies import Reply, checked, nothing
-from sdstore.sds.digest import entry_digest
+from sdstore.client.records import LiveMessage, Reply, checked, nothing
 from sdstore.sds.jsonform import from_json
-from sdstore.sds.model import MessageError
+from sdstore.sds.model import MessageError, entry_digest
 
 SILENCE_S_MAX = 60.0
 """A node sends an event or a comment several times in this time."""

@@ -10,8 +10,8 @@ from sdstore.ordering.order import (
     OrderingError,
     Proof,
     Roles,
+    degrees,
 )
-from sdstore.ordering.quorums import degrees
 
 __all__ = [
     "PRECONDITIONS",

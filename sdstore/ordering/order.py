@@ -55,13 +55,63 @@ asynchronous network (Fischer, Lynch, Paterson 1985).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sdstore.errors import SdstoreError
 from sdstore.ordering.graph import LANE_BITS, Graph, Item, Leaf, Node, meet
 from sdstore.ordering.layout import Layout
+
+# ---- votes and quorums
+
+
+def degrees(
+    target: str,
+    causes: Mapping[str, Sequence[str]],
+    senders: Mapping[str, str],
+    indexers: Sequence[str],
+) -> dict[str, int]:
+    """The degree of the target's quorum in the view of each node that has the target in its view.
+
+    `causes`: the direct causes of each node, in an order in which causes come first.
+    Nodes of other writers than `indexers` see degrees and add nothing to them.
+    """
+    majority = len(indexers) // 2 + 1
+    # reached[x][d]: the indexers that are known, in the view of x, to have seen degree d.
+    reached: dict[str, list[set[str]]] = {}
+    for node, before in causes.items():
+        known = [reached[each] for each in before if each in reached]
+        if node != target and not known:
+            continue
+        levels: list[set[str]] = [set()]
+        for each in known:
+            for degree, who in enumerate(each):
+                if degree == len(levels):
+                    levels.append(set())
+                levels[degree] |= who
+        sender = senders[node]
+        degree = 0
+        while True:
+            if sender in indexers:
+                levels[degree].add(sender)
+            if len(levels[degree]) < majority or degree == len(causes):
+                break
+            degree += 1
+            if degree == len(levels):
+                levels.append(set())
+        reached[node] = levels
+    return {node: _degree(levels, majority) for node, levels in reached.items()}
+
+
+def _degree(levels: Sequence[set[str]], majority: int) -> int:
+    degree = 0
+    while degree < len(levels) and len(levels[degree]) >= majority:
+        degree += 1
+    return degree
+
+
+# ---- the order
 
 _LANE = (1 << LANE_BITS) - 1
 

@@ -38,10 +38,9 @@ from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.records import StoredMessage
 from sdstore.client.transport import sync_error
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.effects import Effect, Save
 from sdstore.sds.log import BackfillLog, Noted, Staged
-from sdstore.sds.model import Kind, Message, MessageError
+from sdstore.sds.model import Kind, Message, MessageError, claim_id, entry_digest
 from sdstore.sync.comparison import Mode
 from sdstore.sync.driver import Transport, sync_with_peer
 from sdstore.sync.memory import Element, PeerMemory, columns

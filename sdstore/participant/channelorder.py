@@ -19,8 +19,7 @@ from dataclasses import asdict
 from sdstore.ordering import Breach, BreachKind, Change, Ordering, OrderingError, Proof, Roles
 from sdstore.sds.codec import decode
 from sdstore.sds.log import ParticipantLog, Reference
-from sdstore.sds.model import LAMPORT_MAX, Message
-from sdstore.sds.schemes import is_disproved
+from sdstore.sds.model import LAMPORT_MAX, Message, is_disproved
 
 LOADED_AT_ONCE = 500
 """Messages that one call of `load` orders: some 30 ms of the event loop."""

@@ -25,9 +25,8 @@ from typing import Any
 
 from sdstore.errors import SdstoreError
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import frame_hash
 from sdstore.sds.framecodec import read_difference
-from sdstore.sds.model import Message, MessageError
+from sdstore.sds.model import Message, MessageError, frame_hash
 
 SCHEMA_VERSION = 3
 """Files of another version are refused."""

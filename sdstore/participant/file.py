@@ -39,11 +39,10 @@ from sdstore.participant.database import (
     ParticipantFileError,
 )
 from sdstore.participant.persistence import DRIVER_KEYS
-from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.effects import Effect, Save
 from sdstore.sds.framecodec import REFERENCES_MAX, References, difference, split
 from sdstore.sds.log import ELEMENTS_PER_PIECE_MAX, LogEntry, Noted, Reference, Staged
-from sdstore.sds.model import LAMPORT_MAX, HistoryEntry, Message
+from sdstore.sds.model import LAMPORT_MAX, HistoryEntry, Message, entry_digest, frame_hash
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.participant import Participant
 from sdstore.sds.state import PROGRESS, seal, unseal

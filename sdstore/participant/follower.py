@@ -27,11 +27,9 @@ from sdstore.client.errors import StoreError
 from sdstore.client.records import LiveMessage
 from sdstore.participant.events import BackfillProgress, Connection
 from sdstore.participant.persistence import CURSOR_KEY, ChannelLog, unsaved_code
-from sdstore.participant.retrieval import Retrieval
-from sdstore.participant.stores import Store, Stores, channel_scope
+from sdstore.participant.stores import Retrieval, Store, Stores, channel_scope
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import frame_hash
-from sdstore.sds.model import Dialect, HistoryEntry, MessageError
+from sdstore.sds.model import Dialect, HistoryEntry, MessageError, frame_hash
 from sdstore.sync.report import Progress
 
 GATHER_S = 0.02

@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.blocking import StoreClient
-from sdstore.client.calls import MvdsMode
 from sdstore.client.errors import malformed_reply
+from sdstore.client.exchange import MvdsMode
 from sdstore.mvds import (
     Effect,
     MemoryState,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-from sdstore.client.calls import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from sdstore.client.errors import StoreError
+from sdstore.client.exchange import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from sdstore.client.records import PublishItem, PublishOutcome
 from sdstore.participant.stores import PUBLISHING, Store, Stores, concerns_the_request
 from sdstore.sds.effects import Broadcast

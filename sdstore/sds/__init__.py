@@ -6,7 +6,6 @@ docs/participant.md describes the participant.
 
 from sdstore.sds.bloom import Form
 from sdstore.sds.codec import DECODER_VERSION, decode, encode
-from sdstore.sds.digest import claim_id, entry_digest, frame_hash
 from sdstore.sds.effects import (
     Acknowledged,
     Broadcast,
@@ -29,18 +28,26 @@ from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog, Reference, Stag
 from sdstore.sds.model import (
     LAMPORT_MAX,
     LAMPORT_MIN,
+    SHA256_CONTENT,
+    SHA256_MESSAGE,
     Dialect,
     HistoryEntry,
+    IdScheme,
     Kind,
     Message,
     MessageError,
+    Rank,
+    claim_id,
+    entry_digest,
+    frame_hash,
+    rank,
+    verifies,
+    waku_message_hash,
 )
 from sdstore.sds.options import LamportUnit, OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Acknowledgement, SentState
 from sdstore.sds.participant import Participant
 from sdstore.sds.repair import RepairOptions
-from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, IdScheme, Rank, rank, verifies
-from sdstore.sds.waku import waku_message_hash
 
 __all__ = [
     "DECODER_VERSION",

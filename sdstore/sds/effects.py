@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdstore.sds.model import HistoryEntry, Kind, Message
-from sdstore.sds.schemes import Rank
+from sdstore.sds.model import HistoryEntry, Kind, Message, Rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from sdstore.sds.effects import Lost, Missing
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import HistoryEntry, Message, Rank
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.references import HINT_BYTES_MAX, Hints
-from sdstore.sds.schemes import Rank
 from sdstore.sds.shares import NOBODY, Member, Shares
 from sdstore.sds.state import LOST, PASSED, SYNC, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb

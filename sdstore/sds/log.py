@@ -20,8 +20,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import HistoryEntry, Message, entry_digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, rank
 from sdstore.sds.options import ParticipantOptions
-from sdstore.sds.schemes import rank
 
 ID_LENGTH_MAX = 1_024
 """Characters of a message ID or sender ID. With longer ones, messages that refer to them would not fit

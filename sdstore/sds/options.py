@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from sdstore.sds.bloom import CAPACITY, ERROR_RATE, Form
 from sdstore.sds.errors import LocalProtocolError
-from sdstore.sds.model import LAMPORT_MAX, Dialect
+from sdstore.sds.model import LAMPORT_MAX, SHA256_MESSAGE, Dialect, IdScheme, Rank
 from sdstore.sds.repair import RepairOptions
-from sdstore.sds.schemes import SHA256_MESSAGE, IdScheme, Rank
 
 INT32_MAX = 2**31 - 1
 

@@ -50,7 +50,7 @@ from heapq import heapify, heappop, heappush
 from typing import cast
 
 from sdstore.sds.bloom import BloomFilter
-from sdstore.sds.clock import Clock
+from sdstore.sds.clock import Clock, SyncTimer
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.effects import (
     Broadcast,
@@ -71,16 +71,23 @@ from sdstore.sds.messages import (
     refusal,
     set_field,
 )
-from sdstore.sds.model import LAMPORT_MAX, Dialect, HistoryEntry, Kind, Message, MessageError
+from sdstore.sds.model import (
+    LAMPORT_MAX,
+    Dialect,
+    HistoryEntry,
+    Kind,
+    Message,
+    MessageError,
+    Rank,
+    rank,
+)
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Outgoing, SentState
 from sdstore.sds.references import HINT_BYTES_MAX, Hints, References, fingerprint
 from sdstore.sds.repair import Repair
 from sdstore.sds.restoring import RESTORED_COUNT, last_number, load_incoming, load_references
-from sdstore.sds.schemes import Rank, rank
 from sdstore.sds.shares import Member
 from sdstore.sds.state import OWNER, PROGRESS, UNPUBLISHED, WAITING, SavedState, Turn, read_state
-from sdstore.sds.syncing import SyncTimer
 from sdstore.wire import participant_pb2 as pb
 
 FRAME_BYTES_MAX = 1 << 20

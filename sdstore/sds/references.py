@@ -21,9 +21,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from heapq import nsmallest
 
-from sdstore.sds.model import Dialect, HistoryEntry, Message
+from sdstore.sds.model import Dialect, HistoryEntry, Message, is_disproved
 from sdstore.sds.options import ParticipantOptions
-from sdstore.sds.schemes import is_disproved
 from sdstore.sds.state import HEAD, Turn
 from sdstore.wire import participant_pb2 as pb
 

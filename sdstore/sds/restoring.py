@@ -13,10 +13,9 @@ from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.incoming import Arrived, Incoming
 from sdstore.sds.log import ParticipantLog
 from sdstore.sds.messages import keep_for_application
-from sdstore.sds.model import LAMPORT_MAX, Message, MessageError
+from sdstore.sds.model import LAMPORT_MAX, Message, MessageError, rank
 from sdstore.sds.outgoing import Outgoing
 from sdstore.sds.references import HEADS_UNSAVED_COUNT, References
-from sdstore.sds.schemes import rank
 from sdstore.sds.shares import Member
 from sdstore.sds.state import HEAD, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb

@@ -18,8 +18,8 @@ from app.server.node import Node
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor
 from app.store.entryrows import FrameReader
-from app.store.lostcontent import LostContent
 from app.store.peerrows import PeerRows
+from app.store.recovery import LostContent
 from app.store.store import Store
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -61,11 +61,11 @@ def failing_once(method: Callable[..., Any], calls: list[bool]) -> Callable[...,
 async def test_background_work_goes_on_after_a_fault_of_any_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
-    monkeypatch.setattr("app.store.lostcontent.MARKS_INTERVAL_S", 0.02)
-    monkeypatch.setattr("app.store.lostcontent.FIRST_PASS_S", 0.0)
+    monkeypatch.setattr("app.store.recovery.MARKS_INTERVAL_S", 0.02)
+    monkeypatch.setattr("app.store.recovery.FIRST_PASS_S", 0.0)
     # An empty store has been read at once, and is not read again soon.
     monkeypatch.setattr("app.server.node.INDEX_FOLLOW_S", 0.02)
-    monkeypatch.setattr("app.store.lostcontent.PASS_REST_S_MIN", 0.02)
+    monkeypatch.setattr("app.store.recovery.PASS_REST_S_MIN", 0.02)
     monkeypatch.setattr("app.federation.peers.LOOK_S", 0.02)
     calls: list[bool] = []
     monkeypatch.setattr(owner, method, failing_once(getattr(owner, method), calls))

@@ -13,8 +13,7 @@ from app.server.settings import Settings
 from app.store.arrivals import _entry_elements
 from app.store.database import Query, Row
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, entry_digest
 
 
 def publication(number: int, channel: str = "c") -> Publication:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from sdstore.client import Options, StoreClient, StoreError
-from sdstore.client.calls import MvdsMode
-from sdstore.client.exchange import Retry
+from sdstore.client.exchange import MvdsMode, Retry
 from sdstore.mvds import Deliver, MemoryState, Message
 from sdstore.participant import MvdsSession
 from sdstore.participant.mvds import STORE, message_of

@@ -40,10 +40,8 @@ from app.server.node import Node
 from recon.session import Interest
 from sdstore import mvds
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import to_json
-from sdstore.sds.model import Message
-from sdstore.sds.schemes import SHA256_MESSAGE
+from sdstore.sds.model import SHA256_MESSAGE, Message, entry_digest
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2 as wire
 from tests.support.cli import cli
@@ -213,7 +211,7 @@ def test_what_an_unauthorized_peer_pushes_is_not_judged_and_not_held(tmp_path: P
 def test_a_policy_that_fails_refuses_the_message_and_is_logged_once(
     node: RunningNode, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.ERROR, "app.ingest.judge"):
+    with caplog.at_level(logging.ERROR, "app.ingest.policy"):
         for number in range(3):
             failed = node.publish(of(content, number))
             assert (failed.status_code, failed.json()["code"]) == (503, "policy_failed")
@@ -409,7 +407,7 @@ def test_a_quarantine_that_cannot_be_used_is_logged(
 ) -> None:
     (tmp_path / "quarantine.db").write_bytes(b"no database" * 100)
     with (
-        caplog.at_level(logging.ERROR, "app.ingest.judge"),
+        caplog.at_level(logging.ERROR, "app.ingest.policy"),
         running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node,
     ):
         assert node.publish(of(b"good")).json()["code"] == "policy_failed"

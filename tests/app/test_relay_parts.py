@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.live.bus import Outgoing, Presence, hand_over
 from app.live.notifybus import PART_CHARS, Parts
-from app.live.relay import Seen
+from app.live.relay import Outgoing, Presence, Seen, hand_over
 from app.server.limits import DEFAULT_LIMITS
 
 SMALL = replace(DEFAULT_LIMITS, relay_queue_items_max=3, relay_queue_bytes_max=1_000)

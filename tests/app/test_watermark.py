@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from app.errors import Code, Problem
-from app.ingest import watermark as module
+from app.ingest import door as module
+from app.ingest.door import Watermark
 from app.ingest.prepare import Publication
-from app.ingest.watermark import Watermark
 from app.server.limits import MIB
 from app.server.node import Node
 from recon.initiator import hello_request

@@ -18,10 +18,9 @@ from sdstore.client import (
     StoreError,
     WakuEnvelope,
 )
-from sdstore.client.calls import Batcher
+from sdstore.client.exchange import Batcher
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest, frame_hash
-from sdstore.sds.model import Message, MessageError
+from sdstore.sds.model import Message, MessageError, entry_digest, frame_hash
 from sdstore.wire import store_pb2 as wire
 from tests.support.store_clients import EitherClient, played_by
 

@@ -19,11 +19,9 @@ from sdstore.client import (
     StoreError,
     WakuEnvelope,
 )
-from sdstore.client.calls import Batcher
+from sdstore.client.exchange import Batcher
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message
-from sdstore.sds.waku import waku_message_hash
+from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, entry_digest, waku_message_hash
 from tests.support.sds_vectors import valid_frames
 from tests.support.server import RunningNode, running_node
 from tests.support.store_clients import EitherClient

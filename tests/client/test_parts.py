@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdstore.client import AsyncStoreClient, Options, PublishItem, Retry, StoreClient, StoreError
-from sdstore.client.calls import Batcher, batches
 from sdstore.client.errors import error_of_reply
-from sdstore.client.exchange import BoundedBody, network_reason
+from sdstore.client.exchange import Batcher, BoundedBody, batches, network_reason
 
 UNREACHABLE = StoreError("unreachable", 0, "x")
 

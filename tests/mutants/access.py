@@ -225,12 +225,10 @@ FAULTS = [
         _RATES,
     ),
     _fault("bytes cost nothing", "app.access.rates:Bucket.spend", nothing, _RATES),
-    _fault(
-        "the disk is never low", "app.ingest.watermark:Watermark.is_low", instead(False), _WATERMARK
-    ),
+    _fault("the disk is never low", "app.ingest.door:Watermark.is_low", instead(False), _WATERMARK),
     _fault(
         "a low disk is looked at by the clock alone",
-        "app.ingest.watermark:GROWTH",
+        "app.ingest.door:GROWTH",
         instead(0),
         _WATERMARK,
     ),
@@ -256,7 +254,7 @@ FAULTS = [
     ),
     _fault(
         "unread bytes over TLS do not count",
-        "app.server.tls:TlsLayer.get_write_buffer_size",
+        "app.server.server:TlsLayer.get_write_buffer_size",
         returns(0),
         (
             f"{_TLS}::test_replies_that_are_not_read_over_tls_count_to_the_byte_and_no_longer_once_they_are",
@@ -264,59 +262,62 @@ FAULTS = [
     ),
     _fault(
         "input that is left over when a connection pauses waits for more",
-        "app.server.tls:TlsLayer._go_on_reading",
+        "app.server.server:TlsLayer._go_on_reading",
         nothing,
         (f"{_TLS}::test_requests_sent_ahead_over_tls_are_all_answered_in_order",),
     ),
     _fault(
         "all records that one read brings are decrypted at once",
-        "app.server.tls:RECORDS_PER_PASS",
+        "app.server.server:RECORDS_PER_PASS",
         instead(1_000_000),
         (f"{_TLS}::test_records_of_one_byte_leave_other_connections_their_turns",),
     ),
     _fault(
         "the end of a TLS connection is not said",
-        "app.server.tls:TlsLayer._end",
+        "app.server.server:TlsLayer._end",
         nothing,
         (f"{_TLS}::test_an_answer_before_the_end_of_the_body_arrives_with_a_proper_end",),
     ),
     _fault(
         "more is read over TLS than the connection takes",
-        "app.server.tls:TlsLayer.get_buffer",
+        "app.server.server:TlsLayer.get_buffer",
         instead(lambda layer, _: layer._buffer),
         (_TLS,),
     ),
     _fault(
-        "a large reply is encrypted at once", "app.server.tls:STEP_BYTES", instead(1 << 30), (_TLS,)
+        "a large reply is encrypted at once",
+        "app.server.server:STEP_BYTES",
+        instead(1 << 30),
+        (_TLS,),
     ),
     _fault(
         "each piece of a reply is a record",
-        "app.server.tls:TlsLayer.writelines",
+        "app.server.server:TlsLayer.writelines",
         instead(_piece_by_piece),
         (_TLS,),
     ),
     _fault(
         "the connection goes on reading while it parses",
-        "app.server.tls:TlsLayer.resume_reading",
+        "app.server.server:TlsLayer.resume_reading",
         instead(_read_at_once),
         (_TLS,),
     ),
     _fault(
         "a failed handshake is not explained",
-        "app.server.tls:TlsLayer._flush",
+        "app.server.server:TlsLayer._flush",
         _not_once_ended,
         (_TLS,),
     ),
     _fault(
         "what comes after the end of a TLS connection is decrypted",
-        "app.server.tls:TlsLayer.buffer_updated",
+        "app.server.server:TlsLayer.buffer_updated",
         instead(_take_always),
         (_TLS,),
     ),
     _fault("what was verified stays valid", "app.access.tokens:Tokens._take", _keep_verified),
     _fault(
         "withdrawn anonymous access lets what runs go on",
-        "app.access.strangers:Strangers.begin",
+        "app.access.callers:Strangers.begin",
         nothing,
         (f"{_RELOAD}::{_WITHDRAWN}",),
     ),

@@ -234,19 +234,19 @@ FAULTS = [
     ),
     _fault(
         "causes are looked up one by one",
-        "participant.retrieval:Retrieval._walk",
+        "participant.stores:Retrieval._walk",
         instead(_false),
         f"{_WHOLE}a_missing_chain_of_1000_comes_from_another_store_in_few_calls",
     ),
     _fault(
         "a walk does not stop at what the log has",
-        "participant.retrieval:KNOWN_MAX",
+        "participant.stores:KNOWN_MAX",
         instead(0),
         f"{_PARTS}a_hint_leads_to_the_wanted_message_only_and_its_causes_follow",
     ),
     _fault(
         "whatever a hint leads to is taken",
-        "participant.retrieval:Retrieval._keep",
+        "participant.stores:Retrieval._keep",
         before(lambda retrieval, messages, *_: (retrieval, messages)),
         f"{_PARTS}a_hint_leads_to_the_wanted_message_only_and_its_causes_follow",
     ),

@@ -82,16 +82,16 @@ FAULTS = [
         _ADDRESS,
     ),
     # Addresses
-    _fault("every address is allowed", "transport:is_allowed", returns(True), _ADDRESS),
+    _fault("every address is allowed", "client:is_allowed", returns(True), _ADDRESS),
     _fault(
         "the IPv4 address inside an IPv6 address is not looked at",
-        "transport:_innermost",
+        "client:_innermost",
         instead(lambda address: address),
         _ADDRESS,
     ),
     _fault(
         "addresses in the settings are not checked",
-        "transport:refuse_literal",
+        "client:refuse_literal",
         nothing,
         ("tests/app/cli/test_exit_codes.py::test_a_peer_that_no_node_can_have_is_2_and_named",),
     ),
@@ -118,19 +118,19 @@ FAULTS = [
     # What is kept of peers and sessions
     _fault(
         "what the peer sent is missing there",
-        "divergence:unpack_elements",
+        "peer:unpack_elements",
         returns({}),
         _DIVERGENCE,
     ),
     _fault(
         "what is missing there is counted without its window",
-        "divergence:decode_interest",
+        "peer:decode_interest",
         after(lambda found, _: replace(found, lamport_from=None, lamport_to=None)),
         _DIVERGENCE,
     ),
     _fault(
         "what is missing there is counted without bound",
-        "divergence:COUNTED_MAX",
+        "peer:COUNTED_MAX",
         instead(1 << 40),
         _DIVERGENCE,
     ),

@@ -190,7 +190,7 @@ FAULTS = [
     ),
     Fault(
         "mvds: the store node moves positions without writing the records",
-        "app.store.mvdspeers:MvdsPeers.write",
+        "app.store.peerrows:MvdsPeers.write",
         before(lambda peers, state, positions, _changed: (peers, state, positions, {})),
         _NODES,
     ),

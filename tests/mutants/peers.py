@@ -50,14 +50,14 @@ _PROCESSES = (f"tests/app/federation/test_several_processes.py::{_STARTS}",)
 
 FAULTS = [
     _fault(
-        "a process counts itself alone", "federation.shares:share_of", _alone, _PROCESSES + _SHARES
+        "a process counts itself alone", "federation.records:share_of", _alone, _PROCESSES + _SHARES
     ),
     _fault(
         "nobody announces itself", "federation.peers:Peers.announce", instead(_silent), _PROCESSES
     ),
     _fault(
         "a silent process counts for ever",
-        "federation.shares:SILENT_S_MAX",
+        "federation.records:SILENT_S_MAX",
         instead(1e9),
         _SHARES,
     ),

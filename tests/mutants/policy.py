@@ -83,10 +83,10 @@ FAULTS = [
         _by_colon,
         _TESTS,
     ),
-    _fault("everything is accepted", "app.ingest.judge:Judge.judge", instead(_accept_all)),
-    _fault("a policy that fails accepts", "app.ingest.judge:Judge._verdict", _accept_failures),
-    _fault("a failure is logged each time", "app.ingest.judge:LOG_AGAIN_S", instead(-1.0)),
-    _fault("what is stored is judged again", "app.ingest.judge:Judge.judge", _nothing_stored),
+    _fault("everything is accepted", "app.ingest.policy:Judge.judge", instead(_accept_all)),
+    _fault("a policy that fails accepts", "app.ingest.policy:Judge._verdict", _accept_failures),
+    _fault("a failure is logged each time", "app.ingest.policy:LOG_AGAIN_S", instead(-1.0)),
+    _fault("what is stored is judged again", "app.ingest.policy:Judge.judge", _nothing_stored),
     _fault("what is held is judged again", "app.ingest.quarantine:Quarantine.fates", returns({})),
     _fault(
         "hints of held messages are lost", "app.ingest.quarantine:Quarantine.entry", _without_claims

@@ -139,13 +139,13 @@ FAULTS = [
     ),
     _fault(
         "other processes hear nothing",
-        "app.live.bus:Outgoing.send_frame",
+        "app.live.relay:Outgoing.send_frame",
         nothing,
         "test_processes_of_one_database_hear_what_the_others_relay_and_commit",
     ),
     _fault(
         "only the own links count as reading",
-        "app.federation.shares:Processes.reads",
+        "app.federation.records:Processes.reads",
         returns(False),
         "test_a_store_sends_nothing_twice_where_another_process_of_its_peer_reads_its_stream",
     ),

@@ -81,7 +81,7 @@ FAULTS = [
     _fault("every commit is for every peer", "peer:Peer.wants_one_of", returns(True), _NODES),
     Fault(
         "schedule: other processes do not learn the source of a commit",
-        "app.live.bus:Outgoing.send_commit",
+        "app.live.relay:Outgoing.send_commit",
         before(lambda bus, channels, source="": (bus, channels)),
         _NODES,
     ),

@@ -14,9 +14,9 @@ def _fault(name: str, seam: str, plant: Plant) -> Fault:
     return Fault(f"sds: {name}", f"sdstore.sds.{seam}", plant, _TESTS)
 
 
-def _part(name: str, seam: str, plant: Plant) -> Fault:
-    module = seam.partition(":")[0]
-    return Fault(f"sds: {name}", f"sdstore.sds.{seam}", plant, (f"tests/sds/test_{module}.py",))
+def _part(name: str, seam: str, plant: Plant, part: str = "") -> Fault:
+    part = part or seam.partition(":")[0]
+    return Fault(f"sds: {name}", f"sdstore.sds.{seam}", plant, (f"tests/sds/test_{part}.py",))
 
 
 def _prefer_field_7(decoded: Any, frame: Any) -> Any:
@@ -56,7 +56,7 @@ def _let_repeats_pass(element: bytes) -> bool:
 
 def _take_field_1_for_text(parse_history: Any) -> Any:
     def wrong(elements: Any) -> Any:
-        from sdstore.sds.history import _strict_entries
+        from sdstore.sds.codec import _strict_entries
         from sdstore.sds.model import HistoryEntry
 
         present = [element for element in elements if element]
@@ -97,7 +97,7 @@ def _need_no_id(lenient_entry: Any) -> Any:
 
 def _take_strings_for_repairs(_: Any) -> Any:
     def wrong(elements: Any) -> Any:
-        from sdstore.sds.history import parse_history
+        from sdstore.sds.codec import parse_history
 
         return parse_history(elements)[0]
 
@@ -149,33 +149,33 @@ FAULTS = [
     ),
     _fault(
         "an entry may have unknown fields",
-        "history:_holds_each_field_once",
+        "codec:_holds_each_field_once",
         instead(_let_unknown_fields_pass),
     ),
     _fault(
         "an entry may have a field twice",
-        "history:_holds_each_field_once",
+        "codec:_holds_each_field_once",
         instead(_let_repeats_pass),
     ),
     _fault(
         "an entry with an unusual length is never looked into",
-        "history:_holds_each_field_once",
+        "codec:_holds_each_field_once",
         returns(True),
     ),
     _fault(
         "plain strings may all begin with field 1",
-        "history:parse_history",
+        "codec:parse_history",
         _take_field_1_for_text,
     ),
     _fault(
         "an entry of a later version begins with any field",
-        "history:_lenient_entry",
+        "codec:_lenient_entry",
         _begin_with_any_field,
     ),
-    _fault("an entry of a later version needs no ID", "history:_lenient_entry", _need_no_id),
+    _fault("an entry of a later version needs no ID", "codec:_lenient_entry", _need_no_id),
     _fault(
         "repair requests may be plain strings",
-        "history:parse_entries",
+        "codec:parse_entries",
         _take_strings_for_repairs,
     ),
     _fault(
@@ -184,12 +184,20 @@ FAULTS = [
         before(lambda entries: ([replace(each, sender_id="") for each in entries],)),
     ),
     _fault("timestamps below int32 are taken", "model:LAMPORT_MIN", instead(-(2**32))),
-    _fault("the history is not counted", "digest:entry_layout", after(_without_count)),
-    _fault("no timestamp is timestamp 0", "digest:entry_layout", before(_none_as_0)),
+    _fault("the history is not counted", "model:entry_layout", after(_without_count)),
+    _fault("no timestamp is timestamp 0", "model:entry_layout", before(_none_as_0)),
     _part(
-        "an ID of ours does not cover the sender", "schemes:message_id_layout", before(_senderless)
+        "an ID of ours does not cover the sender",
+        "model:message_id_layout",
+        before(_senderless),
+        "schemes",
     ),
-    _part("an ID may be that of any 64 digits", "schemes:_is_of_message", after(_is_64_digits)),
+    _part(
+        "an ID may be that of any 64 digits",
+        "model:_is_of_message",
+        after(_is_64_digits),
+        "schemes",
+    ),
     _part(
         "both hashes of an ID are the same", "bloom:hash_pair", after(lambda pair, *_: pair[:1] * 2)
     ),

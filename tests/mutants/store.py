@@ -134,7 +134,9 @@ FAULTS = [
     ),
     # The deep check
     _check("values of any type are taken", "integrity:_wrong_types", instead(_nothing)),
-    _check("names in histories are not looked up", "gaps:Gaps.unrecorded", instead(_none_of_them)),
+    _check(
+        "names in histories are not looked up", "histories:Gaps.unrecorded", instead(_none_of_them)
+    ),
     _check(
         "missing references are not compared",
         "integrity:RowCheck._of_missing",
@@ -148,8 +150,8 @@ FAULTS = [
         "the chain is not followed", "integrity:RowCheck._of_chain", instead(lambda *_: iter(()))
     ),
     # Rebuilding a file
-    _check("rows that lost pages are whole", "rebuild:_is_count", instead(lambda *_: True)),
-    _check("any frame is that of its row", "rebuild:entry_digest", instead(_any_digest)),
+    _check("rows that lost pages are whole", "recovery:_is_count", instead(lambda *_: True)),
+    _check("any frame is that of its row", "recovery:entry_digest", instead(_any_digest)),
     _check(
         "a row that is too long is a fault of the node", "integrity:is_damage", instead(_is_corrupt)
     ),

@@ -6,7 +6,7 @@ The drawings leave out the reference of a writer to its own message before; it i
 import pytest
 
 from sdstore.ordering import Ordering, Roles
-from sdstore.ordering.quorums import degrees
+from sdstore.ordering.order import degrees
 from tests.ordering.graphs import Sent, graph
 
 CHAIN = "a0, b0: a0, c0: b0, a1: c0 a0, b1: a1 b0"

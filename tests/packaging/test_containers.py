@@ -19,7 +19,7 @@ import pytest
 import trustme
 import yaml
 
-from app.demo.nodes import running_node
+from app.demo.run import running_node
 from app.server.settings import ENVIRONMENT_PREFIX, load_settings
 from bench.postgres_server import SERVER_USER, PostgresServer, own_postgres
 from sdstore.client import StoreClient

@@ -22,16 +22,15 @@ import sdstore.participant.backfill as backfill
 import sdstore.sync.content as content_module
 from recon.session import Interest
 from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
-from sdstore.client.calls import Batcher
+from sdstore.client.exchange import Batcher
 from sdstore.client.records import PublishItem, StoredMessage
 from sdstore.client.transport import HttpTransport, HttpxCalls
 from sdstore.participant.backfill import LogReplica, drain
 from sdstore.participant.file import ParticipantFile
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Deliver, Effect, Save
 from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog, Staged
-from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message
+from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message, entry_digest
 from sdstore.sds.participant import Participant
 from sdstore.sync.comparison import Mode
 from sdstore.sync.content import MOVES_IN_FLIGHT_MAX

@@ -27,7 +27,7 @@ from sdstore.sds import (
     decode,
     encode,
 )
-from sdstore.sds.schemes import message_id_layout
+from sdstore.sds.model import message_id_layout
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 ORDERED = ParticipantOptions(bloom=None, sync_ms=5_000, ordered=True)

@@ -23,7 +23,6 @@ from sdstore.participant.persistence import CURSOR_KEY, MemoryPersistence
 from sdstore.participant.stores import BackOff
 from sdstore.sds import participant
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import (
     Acknowledged,
     Deliver,
@@ -36,7 +35,7 @@ from sdstore.sds.effects import (
     StoredRemotely,
 )
 from sdstore.sds.log import Staged
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.wire import store_pb2 as wire
 from tests.support.chatting import QUICK, SMALL, App, InOrder, Network, joined
 from tests.support.server import RunningNode, running_node
@@ -347,7 +346,7 @@ def test_causes_too_far_back_for_a_walk_are_backfilled(
     url: str, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     frames = chain(place["channel_id"], 400)
-    monkeypatch.setattr("sdstore.participant.retrieval.WALKS_MAX", 1)
+    monkeypatch.setattr("sdstore.participant.stores.WALKS_MAX", 1)
 
     async def scenario(other: str) -> None:
         with StoreClient(other) as store:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import sdstore.participant.follower as follower_module
-import sdstore.participant.retrieval as retrieval_module
+import sdstore.participant.stores as retrieval_module
 from sdstore.client import (
     AsyncStoreClient,
     PublishItem,
@@ -34,11 +34,11 @@ from sdstore.participant.outbox import (
     Waiting,
     _Copier,
 )
-from sdstore.participant.retrieval import Retrieval
 from sdstore.participant.stores import (
     NODE,
     PUBLISHING,
     BackOff,
+    Retrieval,
     Store,
     Stores,
     channel_scope,

@@ -14,11 +14,9 @@ from recon.session import Interest
 from sdstore.participant.events import DriverError
 from sdstore.participant.persistence import MemoryPersistence
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Acknowledged, Lost, StoredRemotely
 from sdstore.sds.log import ParticipantLog
-from sdstore.sds.model import Dialect, HistoryEntry, Message
-from sdstore.sds.schemes import SHA256_MESSAGE
+from sdstore.sds.model import SHA256_MESSAGE, Dialect, HistoryEntry, Message, entry_digest
 from tests.support.chatting import SMALL, App, InOrder, Network, joined
 from tests.support.server import RunningNode, running_node
 

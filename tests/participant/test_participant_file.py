@@ -18,11 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sdstore.participant import ParticipantFile, ParticipantFileError
 from sdstore.participant import file as file_module
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Broadcast, Deliver, Effect, Save, Status
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.log import LogEntry, MemoryLog, Noted, Staged
-from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message
+from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message, entry_digest
 from sdstore.sds.participant import Participant
 
 CHANNEL = "general"

@@ -15,9 +15,9 @@ import pytest
 from sdstore.participant import ParticipantFile, ParticipantFileError
 from sdstore.participant.file import FileLog
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Broadcast, Deliver
 from sdstore.sds.log import LogEntry, Staged
+from sdstore.sds.model import entry_digest
 from sdstore.sds.participant import Participant
 
 CHANNEL = "general"

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.cli.output import Exit
-from app.demo.nodes import running_node
+from app.demo.run import running_node
 from pipeline import manifest as manifests
 from tests.support.cli import cli
 from tests.support.disks import small_disk

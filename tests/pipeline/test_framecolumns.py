@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import framecolumns
-from pipeline.framecolumns import told
+from pipeline import columns
+from pipeline.columns import told
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message, MessageError
 from tests.sds import frame_mutator
@@ -71,7 +71,7 @@ frames = st.one_of(encoded, composed.map(b"".join), changed()).filter(is_message
 @settings(deadline=None, max_examples=120)
 def test_the_columns_are_those_that_decoding_gives(found: list[bytes | None]) -> None:
     dialects = [1 if frame is None else int(decode(frame)[1]) for frame in found]
-    expected = framecolumns._told_by_decoding(found)
+    expected = columns._told_by_decoding(found)
     for column, wanted in zip(told(found, dialects), expected, strict=True):
         column.validate(full=True)
         assert column.equals(wanted)
@@ -83,7 +83,7 @@ MUTATED = 5_000
 def test_the_columns_of_mutated_frames_are_those_that_decoding_gives() -> None:
     found = [frame for frame in map(frame_mutator.frame, range(MUTATED)) if is_message(frame)]
     dialects = [int(decode(frame)[1]) for frame in found]
-    expected = framecolumns._told_by_decoding(found)
+    expected = columns._told_by_decoding(found)
     for column, wanted in zip(told(found, dialects), expected, strict=True):
         assert column.equals(wanted)
 
@@ -91,7 +91,7 @@ def test_the_columns_of_mutated_frames_are_those_that_decoding_gives() -> None:
 @given(st.lists(st.none() | messages(Dialect.V2).map(encode), min_size=1, max_size=20))
 @settings(deadline=None)
 def test_what_this_package_writes_is_plain(found: list[bytes | None]) -> None:
-    is_plain, _ = framecolumns._told_plainly(found, [Dialect.V2] * len(found))
+    is_plain, _ = columns._told_plainly(found, [Dialect.V2] * len(found))
     assert is_plain.all()
 
 

@@ -55,9 +55,8 @@ from pipeline.manifest import (
     entries_path,
     load,
 )
-from pipeline.pictures import pictures
 from pipeline.queries import shape_of
-from pipeline.report import page
+from pipeline.report import page, pictures
 from pipeline.restore import stretches
 from pipeline.session import java_home
 from tests.support.cli import cli

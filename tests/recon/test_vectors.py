@@ -18,7 +18,7 @@ from recon.responder import respond
 from recon.session import decode_interest
 from recon.view import View
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import claim_id, entry_digest
+from sdstore.sds.model import claim_id, entry_digest
 from sdstore.wire.recon_pb2 import UNKNOWN_MARK, Interest, Item, ReconRequest, ReconResponse
 from tests.recon import plain, vector_sets
 from tests.recon.plain_columns import Reader, pack_bounds, pack_counts, pack_kinds, pack_varint

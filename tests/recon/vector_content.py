@@ -22,8 +22,7 @@ from recon.responder import respond
 from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import claim_id, entry_digest
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, claim_id, entry_digest
 from sdstore.wire import recon_pb2 as wire
 from tests.recon.vector_sets import HEADER, INTEREST
 from tests.support.recon_talk import Element, columns_of, index_of

@@ -18,12 +18,12 @@ from sdstore.sds.bloom import (
     ReceivedFilter,
     _murmur3_of_code_points,
     filter_size,
+    fingerprint64,
     hash_pair,
     read_filter,
 )
 from sdstore.sds.codec import decode
 from sdstore.sds.errors import LocalProtocolError
-from sdstore.sds.farmhash import fingerprint64
 from tests.support.sds_vectors import load
 
 JS_FILTERS = load("js_waku_bloom")["filters"]

@@ -6,8 +6,7 @@ import pytest
 
 from sdstore.sds.bloom import Form, read_filter
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, MessageError
-from sdstore.sds.schemes import verifies
+from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, MessageError, verifies
 from tests.support.sds_vectors import VECTORS, load, message_vectors
 
 # The writer's IDs and ours differ by design: an empty element is dropped, and these bytes are a

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from recon.elements import order_of_lamport
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import claim_id, entry_digest, entry_layout, frame_hash
 from sdstore.sds.jsonform import from_json
 from sdstore.sds.model import (
     LAMPORT_MAX,
@@ -21,6 +20,10 @@ from sdstore.sds.model import (
     HistoryEntry,
     Message,
     MessageError,
+    claim_id,
+    entry_digest,
+    entry_layout,
+    frame_hash,
 )
 from tests.support.sds_strategies import messages
 from tests.vectors import digest_vectors

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdstore.sds.codec import MessageError, decode, encode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.framecodec import (
     FILTER_BYTES_MAX,
     FILTER_BYTES_MIN,
@@ -25,7 +24,7 @@ from sdstore.sds.framecodec import (
     read_difference,
     split,
 )
-from sdstore.sds.model import Dialect, HistoryEntry, Message
+from sdstore.sds.model import Dialect, HistoryEntry, Message, entry_digest
 from tests.support.filters import staggered_frames
 
 VECTORS = Path(__file__).parents[1] / "vectors"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sdstore.sds.history import parse_history
+from sdstore.sds.codec import parse_history
 from sdstore.sds.model import HistoryEntry
 
 Field = tuple[int, bytes | int, bool]  # number, value, whether its length is padded

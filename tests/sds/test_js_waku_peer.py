@@ -27,9 +27,9 @@ from sdstore.sds.effects import (
     Missing,
     PossiblyAcknowledged,
 )
+from sdstore.sds.model import SHA256_CONTENT, SHA256_MESSAGE, IdScheme
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.participant import Participant
-from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, IdScheme
 from tests.support.js_waku import JsPeer, JsWaku, js_waku
 
 E = TypeVar("E")

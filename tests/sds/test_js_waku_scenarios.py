@@ -29,8 +29,8 @@ from sdstore.sds import (
     PossiblyAcknowledged,
     decode,
 )
+from sdstore.sds.model import SHA256_CONTENT
 from sdstore.sds.outgoing import Acknowledgement
-from sdstore.sds.schemes import SHA256_CONTENT
 from tests.support.sds_vectors import load
 
 SCENARIOS = {each["name"]: each for each in load("js_waku_two_participants")["scenarios"]}

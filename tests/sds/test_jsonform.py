@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import from_json, to_json
-from sdstore.sds.model import HistoryEntry, Message, MessageError
+from sdstore.sds.model import HistoryEntry, Message, MessageError, entry_digest
 from sdstore.wire import sds_pb2
 from tests.sds.test_two_decoders import outcome_here, outcome_there
 from tests.support.frame_fields import field

@@ -20,7 +20,7 @@ from sdstore.sds import (
     verifies,
 )
 from sdstore.sds.bloom import Form, read_filter
-from sdstore.sds.schemes import SHA256_CONTENT
+from sdstore.sds.model import SHA256_CONTENT
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 INT32_MAX = 2**31 - 1

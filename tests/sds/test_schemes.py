@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.model import Dialect, HistoryEntry, Message
-from sdstore.sds.schemes import SCHEMES, SHA256_MESSAGE, Rank, rank, verifies
-from sdstore.sds.waku import waku_message_hash
+from sdstore.sds.model import (
+    SCHEMES,
+    SHA256_MESSAGE,
+    Dialect,
+    HistoryEntry,
+    Message,
+    Rank,
+    rank,
+    verifies,
+    waku_message_hash,
+)
 from tests.support.sds_vectors import load
 from tests.vectors.message_id_vectors import DOCUMENTED, document
 

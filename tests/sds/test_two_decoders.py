@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import HistoryEntry, MessageError
+from sdstore.sds.model import HistoryEntry, MessageError, entry_digest
 from tests.sds import frame_mutator, plain_decoder
 from tests.support.sds_vectors import valid_frames
 

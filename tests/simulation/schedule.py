@@ -11,9 +11,9 @@ from random import Random
 
 from sdstore.sds import Dialect
 from sdstore.sds.bloom import Form
+from sdstore.sds.model import SHA256_CONTENT, SHA256_MESSAGE
 from sdstore.sds.options import LamportUnit, OnLost, ParticipantOptions
 from sdstore.sds.repair import RepairOptions
-from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE
 
 CHANNEL = "simulated"
 

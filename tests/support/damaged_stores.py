@@ -25,12 +25,10 @@ from app.entries import MetId
 from app.ingest.prepare import Publication
 from app.mvds import message_of
 from app.server.limits import DEFAULT_LIMITS
-from app.store.frames import FrameUnpacker, PackedFrame, Unpacked
-from app.store.mvdspeers import Source
-from app.store.peerrows import PeerRow
+from app.store.entryrows import FrameUnpacker, PackedFrame, Unpacked
+from app.store.peerrows import PeerRow, Source, SyncRow
 from app.store.schema import migrate
 from app.store.store import Store
-from app.store.syncrows import SyncRow
 from sdstore.mvds import Record, RecordType
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message

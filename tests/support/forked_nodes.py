@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.access.callers import Caller
-from app.federation import peers, records, shares
+from app.federation import peers, records
 from app.server.limits import DEFAULT_LIMITS
 from app.server.settings import Settings
 from app.store import peerrows
@@ -43,7 +43,7 @@ def _serve(data_dir: Path, settings: dict[str, Any], port: int, stop_at: int | N
         (records, "LEASE_S"),
         (peerrows, "GRACE_S"),
         (peers, "LOOK_S"),
-        (shares, "SILENT_S_MAX"),
+        (records, "SILENT_S_MAX"),
     ):
         setattr(module, name, getattr(module, name) * scale)
     peerrows.PeerRows.hold.__defaults__ = (LEASE_S, ())

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from zstandard import DICT_TYPE_RAWCONTENT, ZstdCompressionDict, ZstdCompressor
 
+from app.store.entryrows import FrameUnpacker, PackedFrame
 from app.store.formerframes import BUILT_IN, REFERENCE
-from app.store.frames import FrameUnpacker, PackedFrame
 from sdstore.sds.framecodec import FILTER_BYTES_MIN
 
 FRAMES_PER_REFERENCE, REFERENCES_PER_BASE = 20, 10

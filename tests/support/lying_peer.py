@@ -18,7 +18,7 @@ from recon.elements import order_of_lamport
 from recon.index import RangeIndex
 from recon.marks import Moment, Numbers
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import entry_digest
+from sdstore.sds.model import entry_digest
 from sdstore.sync.memory import Element
 from sdstore.sync.steps import Prepared
 from sdstore.wire import recon_pb2 as wire

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from app.access.callers import Scope
-from app.http.admission import admission_of
+from app.http.admission import ID_PARAMETERS, admission_of
 from app.http.application import Application
-from app.http.routing import ID_PARAMETERS
 from app.server.settings import Settings
 from app.server.sharing import Turns
 

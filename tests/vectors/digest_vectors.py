@@ -7,16 +7,20 @@ from typing import Any
 
 from recon.elements import order_of_lamport
 from sdstore.sds.codec import DECODER_VERSION, MessageError, decode, encode
-from sdstore.sds.digest import (
+from sdstore.sds.jsonform import to_json
+from sdstore.sds.model import (
     CLAIM_CONTEXT,
     ENTRY_CONTEXT,
+    LAMPORT_MAX,
+    LAMPORT_MIN,
+    Dialect,
+    HistoryEntry,
+    Message,
     claim_id,
     entry_digest,
     entry_layout,
     frame_hash,
 )
-from sdstore.sds.jsonform import to_json
-from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Dialect, HistoryEntry, Message
 from tests.support.frame_fields import BYTES, GROUP, GROUP_END, field, group, tag, varint
 
 DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "vectors" / "digest.json"

@@ -4,8 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sdstore.sds.model import HistoryEntry, Message
-from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, message_id_layout
+from sdstore.sds.model import (
+    SHA256_CONTENT,
+    SHA256_MESSAGE,
+    HistoryEntry,
+    Message,
+    message_id_layout,
+)
 
 DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "vectors" / "message_id.json"
 

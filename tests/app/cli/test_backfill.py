@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import app.cli.filestore as filestore
+import app.cli.copying as filestore
 import app.recon.endpoint as recon_endpoint
 import sdstore.client.transport as client_transport
 import sdstore.sync.content as content_module

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from app.store import sqlite as sqlite_module
-from app.store.faults import UnusableFileError
+from app.store.database import UnusableFileError
 from tests.support.cli import Result, cli
 from tests.support.stores import SqliteStores, Stores
 

@@ -16,12 +16,11 @@ import pytest
 import typer
 
 from app.cli import options
-from app.cli.access import Access
 from app.cli.files import delimited
+from app.cli.options import Access
 from app.cli.program import app
 from app.cli.serve import TRUST
-from sdstore.client.calls import BATCH_ITEMS_MAX
-from sdstore.client.exchange import Options, Retry
+from sdstore.client.exchange import BATCH_ITEMS_MAX, Options, Retry
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire

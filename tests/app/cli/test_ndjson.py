@@ -10,7 +10,7 @@ import httpx
 
 from sdstore.sds.codec import encode
 from sdstore.sds.jsonform import to_json
-from sdstore.sds.waku import waku_message_hash
+from sdstore.sds.model import waku_message_hash
 from tests.support.cli import cli
 from tests.support.federation import message
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from app.cli.files import delimited
-from app.demo.nodes import running_node
+from app.demo.run import running_node
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire import store_pb2 as wire

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.copying import Progress
+from app.cli.copying import ImportProgress
 from app.cli.files import delimited
-from app.demo.messages import conversation, real_frames
-from app.demo.nodes import running_node
+from app.demo.run import conversation, real_frames, running_node
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest
+from sdstore.sds.model import entry_digest
 from tests.support.cli import cli, command
 from tests.support.federation import message
 
@@ -224,7 +223,9 @@ def test_an_import_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_an_interrupted_import_passes_over_nothing_in_another_database_or_format(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Progress, "forget", lambda _: None)  # as if it had been killed at the end
+    monkeypatch.setattr(
+        ImportProgress, "forget", lambda _: None
+    )  # as if it had been killed at the end
 
     def stored(database: str, *options: str) -> int:
         url = f"sqlite:///{tmp_path / database}"
@@ -243,7 +244,9 @@ def test_an_interrupted_import_passes_over_nothing_in_another_database_or_format
 def test_an_interrupted_import_begins_anew_where_the_database_went_back_in_time(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Progress, "forget", lambda _: None)  # as if it had been killed at the end
+    monkeypatch.setattr(
+        ImportProgress, "forget", lambda _: None
+    )  # as if it had been killed at the end
     database, copy = tmp_path / "sdstore.db", tmp_path / "copy.db"
     cli("import", "-", "--data-dir", tmp_path, stdin=delimited(encode(message(1, "before"))))
     assert cli("backup", copy, "--data-dir", tmp_path).code == 0

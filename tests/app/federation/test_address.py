@@ -9,8 +9,8 @@ from ipaddress import ip_address
 import pytest
 
 from app.errors import Code, Problem
-from app.federation.client import PeerClients
-from app.federation.transport import (
+from app.federation.client import (
+    PeerClients,
     is_allowed,
     open_http_client,
     open_http_transport,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from app.entries import START
 from app.errors import Code, Problem
-from app.http.pages import CursorKind, Cursors
+from app.http.channels import CursorKind, Cursors
 from app.server.node import INDEX_FILE, Node
 from app.server.settings import Settings
 from pipeline.database import Database, Scan, open_database

@@ -18,8 +18,7 @@ import zstandard
 
 from app.errors import Code, Problem
 from app.federation import client as kept
-from app.federation.client import PeerClients
-from app.federation.transport import open_http_transport
+from app.federation.client import PeerClients, open_http_transport
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.client import transport as calls
 from sdstore.sync.report import SyncError

@@ -7,8 +7,7 @@ from typing import Any
 
 import httpx
 
-from app.federation.divergence import divergence_of
-from app.federation.peer import Peer
+from app.federation.peer import Peer, divergence_of
 from app.server.node import Node
 from recon.session import Interest
 from sdstore.sync.report import SyncOutcome

@@ -20,8 +20,7 @@ from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.responder import respond
 from recon.session import SessionHeader
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import claim_id, entry_digest
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, claim_id, entry_digest
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, Item, ReconRequest, ReconResponse

@@ -19,7 +19,7 @@ from recon.events import Need
 from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
 from recon.initiator import Initiator
-from sdstore.sds.digest import entry_digest
+from sdstore.sds.model import entry_digest
 from sdstore.sync.content import Books, Inbox, Shared, names_in
 from sdstore.sync.memory import Aside, SetAside, columns
 from sdstore.sync.proof import Ledger

@@ -16,8 +16,7 @@ from app.ingest.policy import ACCEPT, Candidate, Verdict, refuse
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from sdstore.client import StoreClient
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, entry_digest
 from sdstore.sync.report import SyncOutcome
 from tests.app.federation.test_over_http import until
 from tests.support.federation import (

@@ -21,8 +21,7 @@ from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.node import Node
 from recon.session import Interest
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import claim_id, entry_digest
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, claim_id, entry_digest
 from sdstore.sync.memory import SET_ASIDE_MAX, Aside, AsideElement, LackedBy, SetAside
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2

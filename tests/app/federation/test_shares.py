@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from app.federation.shares import SILENT_S_MAX, Processes, share_of
-from app.live.bus import Presence
+from app.federation.records import SILENT_S_MAX, Processes, share_of
+from app.live.relay import Presence
 from app.store.peerrows import LEASE_S, Lease, PeerRow
 
 NOBODY = Lease("", 0, False)

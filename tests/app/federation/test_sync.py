@@ -25,8 +25,7 @@ from app.recon.endpoint import take_items
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import HistoryEntry
+from sdstore.sds.model import HistoryEntry, entry_digest
 from sdstore.sync.comparison import Mode
 from sdstore.sync.memory import Asked, PeerMemory
 from sdstore.sync.report import Progress, SegmentState, SyncOutcome, SyncReport

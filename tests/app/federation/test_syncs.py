@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from app.errors import Code, Problem
+from app.federation.client import parse_peer_url
 from app.federation.peer import Peer
 from app.federation.syncs import SyncEvent, Syncs
-from app.federation.transport import parse_peer_url
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.sync.report import Progress, SyncCode, SyncOutcome, SyncReport
 

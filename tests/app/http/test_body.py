@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.http.body import Bodies, Body, ClientGoneError
+from app.http.admission import Bodies, Body, ClientGoneError
 from app.http.call import Receive
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.sharing import Sharing

@@ -16,8 +16,7 @@ from google.protobuf.proto import parse_length_prefixed
 
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
 from tests.support.stores import Stores

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.http.pages import INT64_MAX, INT64_MIN, CursorKind, Cursors
+from app.http.channels import INT64_MAX, INT64_MIN, CursorKind, Cursors
 
 SECRET = bytes(32)
 OURS = Cursors("database-one", SECRET)

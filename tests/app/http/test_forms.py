@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.errors import Code, Problem
-from app.http.forms import Form, answer_form, body_form
+from app.http.call import Form, answer_form, body_form
 
 
 @pytest.mark.parametrize(

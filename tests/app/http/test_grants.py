@@ -26,8 +26,7 @@ from recon.fetch import pack_fetch
 from recon.session import Interest, SessionHeader, interest_hash
 from sdstore import mvds
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.store_pb2 import PublishBatch, PublishItem
 from tests.app.http.test_recon import columns, hand_shake, request_in

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.http.lane import Lane
+from app.http.front import Lane
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
 from tests.support.server import running_node

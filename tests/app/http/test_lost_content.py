@@ -18,12 +18,11 @@ from sqlalchemy import Connection, text
 from app.cli.files import delimited
 from app.entries import NewEntry
 from app.server.limits import DEFAULT_LIMITS, Limits
-from app.store.lostcontent import FRAMES_PER_STEP, LostContent
+from app.store.recovery import FRAMES_PER_STEP, LostContent
 from app.store.store import Store
 from sdstore.client import StoreClient
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import frame_hash
-from sdstore.sds.model import HistoryEntry
+from sdstore.sds.model import HistoryEntry, frame_hash
 from sdstore.wire import store_pb2 as wire
 from tests.app.http.test_grants import ByHeader
 from tests.app.http.test_live import live
@@ -333,8 +332,8 @@ def test_a_fault_of_the_database_marks_nothing(stores: Stores, tmp_path: Path) -
 def test_rot_that_nobody_reads_is_found_wherever_a_pass_begins(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    monkeypatch.setattr("app.store.lostcontent.random.randrange", lambda _: first)
-    monkeypatch.setattr("app.store.lostcontent.FIRST_PASS_S", 0.0)
+    monkeypatch.setattr("app.store.recovery.random.randrange", lambda _: first)
+    monkeypatch.setattr("app.store.recovery.FIRST_PASS_S", 0.0)
     limits = replace(DEFAULT_LIMITS, frames_read_interval_s=1, frames_read_percent_max=50)
     url, entries = stores.new_url(), small()
     with node_over(tmp_path, url, limits) as node:
@@ -361,7 +360,7 @@ async def test_a_pass_over_all_frames_keeps_to_its_share_of_a_core(
     async def rest(seconds: float) -> None:
         rests_s.append(seconds)
 
-    monkeypatch.setattr("app.store.lostcontent.asyncio.sleep", rest)
+    monkeypatch.setattr("app.store.recovery.asyncio.sleep", rest)
     content = LostContent(store, DEFAULT_LIMITS)
     began_s = time.thread_time()
     await content._read_all()

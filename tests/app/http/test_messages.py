@@ -12,8 +12,7 @@ import pytest
 
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest, frame_hash
-from sdstore.sds.model import Dialect, HistoryEntry, Message
+from sdstore.sds.model import Dialect, HistoryEntry, Message, entry_digest, frame_hash
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
 from tests.support.stores import Stores

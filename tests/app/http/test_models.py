@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 from pydantic import BaseModel
 
-from app.http import models
+from app.http import openapi
 from app.http.application import openapi_document
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
@@ -128,7 +128,7 @@ def test_refusals_are_documented(node: RunningNode) -> None:
 def test_every_model_is_in_the_document() -> None:
     made = {
         each.__name__
-        for each in vars(models).values()
+        for each in vars(openapi).values()
         if isinstance(each, type) and issubclass(each, BaseModel) and each is not BaseModel
     }
     assert made <= set(DOCUMENT["components"]["schemas"])

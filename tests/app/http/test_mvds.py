@@ -15,7 +15,7 @@ from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from app.server.settings import Settings
 from sdstore.client import AsyncStoreClient
-from sdstore.client.calls import MvdsMode
+from sdstore.client.exchange import MvdsMode
 from sdstore.mvds import Acknowledged, Deliver, Payload
 from sdstore.mvds import Message as MvdsMessage
 from sdstore.mvds import decode as decode_payload

@@ -10,12 +10,11 @@ from threading import get_ident
 import numpy as np
 import pytest
 
-import app.recon.negentropy as endpoint
+import app.recon.endpoint as endpoint
 from app.server.limits import DEFAULT_LIMITS
 from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, entry_digest
 from tests.support.server import RunningNode, running_node
 from tests.support.stores import Stores
 

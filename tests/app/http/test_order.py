@@ -18,9 +18,14 @@ from app.orders import Order, Wanted
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.ordering import Ordering, Roles
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
-from sdstore.sds.model import Dialect, HistoryEntry, Message
-from sdstore.sds.schemes import SHA256_MESSAGE, message_id_layout
+from sdstore.sds.model import (
+    SHA256_MESSAGE,
+    Dialect,
+    HistoryEntry,
+    Message,
+    entry_digest,
+    message_id_layout,
+)
 from sdstore.wire import store_pb2 as wire
 from tests.app.http.test_lost_content import harm_frame
 from tests.app.store.test_frames import cut

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.http.forms import count_fields, read_protobuf
+from app.http.call import count_fields, read_protobuf
 from sdstore.wire import store_pb2 as wire
 
 MANY = 1 << 30

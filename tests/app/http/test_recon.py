@@ -25,8 +25,7 @@ from recon.marks import MARK_BYTES_MAX
 from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import claim_id, entry_digest
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, claim_id, entry_digest
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire import store_pb2 as store_wire
 from tests.support.server import PROTOBUF, RunningNode, running_node

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from starlette.routing import Match
 
 from app.errors import Code, Problem
-from app.http.admission import Reader, admission_of
-from app.http.application import Application
-from app.http.call import AsgiScope, Reply
-from app.http.routing import (
+from app.http.admission import (
     QUERY_KEY,
     NodeRoute,
+    Reader,
+    admission_of,
     get_by_id,
     no_route,
     parse_query,
     routable_path,
 )
+from app.http.application import Application
+from app.http.call import AsgiScope, Reply
 from app.server.settings import Settings
 
 APP = Application(Settings())

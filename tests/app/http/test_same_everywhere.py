@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sdstore.sds.codec import MessageError, decode, encode
-from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import to_json
-from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message
+from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, entry_digest
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, RunningNode, running_node
 from tests.support.stores import Stores

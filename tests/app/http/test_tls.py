@@ -27,8 +27,8 @@ from uvicorn.server import ServerState
 
 from app.server.connection import LINGER_BYTES_MAX, READ_BYTES, Connection, bounded_protocol
 from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.server import RECORD_FRAMING_BYTES, tls_layers
 from app.server.sharing import Sharing
-from app.server.tls import RECORD_FRAMING_BYTES, tls_layers
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import cli, command

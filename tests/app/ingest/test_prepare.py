@@ -14,9 +14,7 @@ from app.errors import Code, Problem
 from app.ingest.prepare import Publication, Relayed, WakuEnvelope, prepare
 from app.server.limits import DEFAULT_LIMITS as LIMITS
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest, frame_hash
-from sdstore.sds.model import HistoryEntry, Message
-from sdstore.sds.waku import waku_message_hash
+from sdstore.sds.model import HistoryEntry, Message, entry_digest, frame_hash, waku_message_hash
 
 GOOD = Message("id", "channel", "sender", 1, content=b"content")
 

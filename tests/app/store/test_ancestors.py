@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from app.entries import Entry, MetId, NewEntry
 from app.errors import Code, Problem
 from app.server.limits import DEFAULT_LIMITS, Limits
-from app.store.ancestry import AncestorPage
 from app.store.entryrows import Position
+from app.store.histories import AncestorPage
 from app.store.store import Store
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message

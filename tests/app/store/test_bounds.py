@@ -9,9 +9,8 @@ import pytest
 
 from app.entries import MetId
 from app.server.limits import DEFAULT_LIMITS, Limits
-from app.store.entryrows import Position
-from app.store.gaps import Gap
-from app.store.keys import Keys
+from app.store.entryrows import Keys, Position
+from app.store.histories import Gap
 from app.store.lookups import ROW_BYTES
 from app.store.schema import _engine, published_claims
 from app.store.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.store.ancestry import causal_order
+from app.store.histories import causal_order
 from tests.support.graphs import reaches
 
 graphs = st.integers(1, 8).flatmap(

@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import Code, Problem
 from app.server.limits import DEFAULT_LIMITS
-from app.store.faults import UnusableFileError
+from app.store.database import UnusableFileError
 from app.store.store import Store
 from tests.support.publications import content_frame
 from tests.support.stores import BYTES_MAX, entry_of

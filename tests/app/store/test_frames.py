@@ -20,12 +20,11 @@ from app.cli.checking import Findings, check_store
 from app.entries import NewEntry
 from app.errors import Code, Problem
 from app.server.limits import DEFAULT_LIMITS
-from app.store.frames import Codec, FramePacker, FrameUnpacker, PackedFrame
+from app.store.entryrows import Codec, FramePacker, FrameUnpacker, PackedFrame
 from app.store.schema import filter_references, frames
 from app.store.store import Store
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import frame_hash
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import HistoryEntry, Message, frame_hash
 from tests.support.publications import content_frame
 from tests.support.stores import BYTES_MAX, Stores, entry_of
 

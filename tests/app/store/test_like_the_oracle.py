@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.channelpages import Page
-from app.store.entryrows import Position
-from app.store.keys import Keys
+from app.store.entryrows import Keys, Position
 from app.store.store import Store
 from recon.elements import order_of_lamport
-from sdstore.sds.digest import claim_id
+from sdstore.sds.model import claim_id
 from tests.support.oracle_store import Kept, OracleStore
 from tests.support.publications import CHANNELS, HINTS, LAMPORTS, MESSAGE_IDS, groups
 from tests.support.stores import BYTES_MAX, Stores, prepared

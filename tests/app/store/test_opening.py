@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, text
 import app.store.schema
 from app.errors import Code, Problem
 from app.server.limits import DEFAULT_LIMITS
-from app.store.faults import SchemaTooNewError, StoreBusyError, UnsupportedDatabaseError
+from app.store.database import SchemaTooNewError, StoreBusyError, UnsupportedDatabaseError
 from app.store.schema import SCHEMA_REVISION, metadata
 from app.store.sqlite import SqliteDatabase
 from app.store.store import Store

@@ -19,8 +19,8 @@ from app.errors import Code, Problem
 from app.ingest.prepare import Publication
 from app.recon.index import NodeIndex
 from app.server.limits import DEFAULT_LIMITS, Limits
+from app.store.database import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
 from app.store.entryrows import arrived_after
-from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
 from app.store.postgres import VERSION_MIN, check_server
 from app.store.schema import migrate
 from app.store.store import Store

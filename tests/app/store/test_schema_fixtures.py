@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from app.federation.client import parse_peer_url
 from app.federation.peers import peer_id_of
-from app.federation.transport import parse_peer_url
 from app.server.limits import DEFAULT_LIMITS
-from app.store.keys import Keys
+from app.store.entryrows import Keys
 from app.store.schema import SCHEMA_REVISION, _engine
 from app.store.store import Store
 from tests.support.publications import content_frame

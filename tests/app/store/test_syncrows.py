@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.server.limits import DEFAULT_LIMITS
+from app.store.peerrows import SyncRow
 from app.store.store import Store
-from app.store.syncrows import SyncRow
 from tests.support.stores import PostgresStores, SqliteStores, Stores
 
 pytestmark = pytest.mark.anyio

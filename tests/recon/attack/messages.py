@@ -9,8 +9,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from sdstore.sds.digest import ENTRY_CONTEXT, entry_digest, entry_layout
-from sdstore.sds.model import Message
+from sdstore.sds.model import ENTRY_CONTEXT, Message, entry_digest, entry_layout
 
 POISON_LAMPORT = 1_700_000_000
 _ID_DIGITS = 16

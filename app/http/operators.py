@@ -1,0 +1,196 @@
+"""Routes for operators: access tokens, settings, the quarantine.
+
+`app.access.tokens` keeps the tokens, and `sdstore token` changes the same file. `app.server.reload` reads the
+settings again. What the policy kept apart is listed, shown, released or dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
+
+from app.access.callers import Scope
+from app.access.tokens import HOLDS_AFTER_S, NAMES_MAX
+from app.errors import Code, Problem, SettingsError
+from app.hexadecimal import hex_bytes
+from app.http.admission import NodeRoute, Operator, json_body
+from app.http.call import Reply, json_only, rfc3339
+from app.http.federation import utf8_text
+from app.http.openapi import (
+    HeldMessage,
+    HeldPage,
+    NewToken,
+    Released,
+    Reloaded,
+    TokenList,
+    body,
+    content,
+    documented,
+    reply,
+)
+from app.ingest.quarantine import Held
+from app.server.limits import DEFAULT_LIMITS
+from app.server.reload import reload_settings
+from app.server.workers import WorkerPlace
+from sdstore.sds.jsonform import to_json
+
+# ---- access tokens
+
+tokens_router = APIRouter(tags=["tokens"], route_class=NodeRoute)
+
+_Text = Annotated[str, AfterValidator(utf8_text)]
+_Names = Annotated[list[_Text], FailFast()]
+
+
+class TokenBody(BaseModel):
+    """A token to make. Without channels and prefixes it covers every channel."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: _Text = ""
+    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope))
+    channels: _Names = Field(default_factory=list, max_length=NAMES_MAX)
+    channel_prefixes: _Names = Field(default_factory=list, max_length=NAMES_MAX)
+    expires_in_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+@tokens_router.get("/v1/tokens", **documented({200: reply("The tokens", TokenList)}))
+async def list_tokens(call: Operator) -> Reply:
+    """All access tokens, without their secrets."""
+    tokens = await asyncio.to_thread(call.node.tokens.file.read)
+    return json_only({"tokens": [each.document() for each in tokens]})
+
+
+@tokens_router.post(
+    "/v1/tokens", **documented({201: reply("Made", NewToken)}, body(content(TokenBody)))
+)
+async def create_token(call: Operator, body: Annotated[TokenBody, json_body(TokenBody)]) -> Reply:
+    """Make an access token. Its text is in this reply only."""
+    token, text = await asyncio.to_thread(
+        call.node.tokens.file.create,
+        name=body.name,
+        scopes=body.scopes,
+        channels=body.channels,
+        prefixes=body.channel_prefixes,
+        expires_in_s=body.expires_in_s,
+    )
+    call.target = token.token_id
+    headers = [(b"cache-control", b"no-store")]
+    return json_only(token.document() | {"token": text}, 201, headers)
+
+
+@tokens_router.delete("/v1/tokens/{token_id:segment}", **documented({204: reply("Revoked")}))
+async def revoke_token(call: Operator, token_id: str) -> Reply:
+    """Revoke an access token. The reply comes when no worker accepts it any more."""
+    await asyncio.to_thread(call.node.tokens.file.revoke, token_id)
+    await asyncio.sleep(HOLDS_AFTER_S)
+    return Reply(204, [])
+
+
+# ---- settings
+
+settings_router = APIRouter(tags=["settings"], route_class=NodeRoute)
+
+WORKERS_WAIT_S = 10.0
+"""How long the call waits for the other workers. They need milliseconds, unless one hangs or its settings
+became invalid at this moment."""
+_LOOK_S = 0.01
+
+
+@settings_router.post("/v1/reload", **documented({200: reply("Taken over", Reloaded)}))
+async def reload(call: Operator) -> Reply:
+    """Read the settings again: `changed` names those that were taken over, `needs_restart` the others.
+
+    The reply comes when every worker of this service has taken them over.
+    """
+    try:
+        found = reload_settings(call.node)
+    except SettingsError as error:
+        raise Problem(Code.INVALID_SETTING, str(error)) from None
+    if call.node.worker is not None:
+        await _all_reloaded(call.node.worker)
+    return json_only({"changed": found.changed, "needs_restart": found.needs_restart})
+
+
+async def _all_reloaded(worker: WorkerPlace) -> None:
+    """Have all workers reload, and wait for it. Raises Problem: `not_ready`."""
+    mark = worker.board.reload(worker.number)
+    ends_s = time.monotonic() + WORKERS_WAIT_S
+    while behind := worker.board.behind(mark):
+        if time.monotonic() > ends_s:
+            numbers = ", ".join(map(str, behind))
+            detail = f"no new settings after {WORKERS_WAIT_S:g} s in workers {numbers}; see the log"
+            raise Problem(Code.NOT_READY, detail)
+        await asyncio.sleep(_LOOK_S)
+
+
+# ---- the quarantine
+
+quarantine_router = APIRouter(tags=["quarantine"], route_class=NodeRoute)
+
+_log = logging.getLogger(__name__)
+
+_Limit = Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.page_items_max)]
+_AfterNumber = Annotated[int, Query(ge=0, le=2**63 - 1, description="the `next` of the last page")]
+
+
+@quarantine_router.get(
+    "/v1/quarantine", **documented({200: reply("A page of the quarantine", HeldPage)})
+)
+async def list_quarantine(
+    call: Operator, after: _AfterNumber = 0, limit: _Limit = DEFAULT_LIMITS.page_items_default
+) -> Reply:
+    """Messages in the quarantine, oldest first, without their content."""
+    held = await asyncio.to_thread(call.node.quarantine.page, after, limit)
+    following = held[-1].number if len(held) == limit else None
+    return json_only({"messages": [_document(each) for each in held], "next": following})
+
+
+@quarantine_router.get(
+    "/v1/quarantine/{digest:segment}", **documented({200: reply("The message", HeldMessage)})
+)
+async def show_quarantined(call: Operator, digest: str) -> Reply:
+    """One message in the quarantine, with its content."""
+    entry = await asyncio.to_thread(call.node.quarantine.entry, hex_bytes(digest, "a digest"))
+    return json_only({"digest": entry.digest.hex(), "message": to_json(entry.message)})
+
+
+@quarantine_router.post(
+    "/v1/quarantine/{digest:segment}/release", **documented({200: reply("Released", Released)})
+)
+async def release_quarantined(call: Operator, digest: str) -> Reply:
+    """Store a message, as if it came now; the policy does not see it again."""
+    quarantine = call.node.quarantine
+    async with quarantine.deciding():
+        entry = await asyncio.to_thread(quarantine.entry, hex_bytes(digest, "a digest"))
+        outcome = await call.node.door.release(entry)
+        await asyncio.to_thread(quarantine.forget, entry.digest)
+    _log.info("%s released message %s", call.caller.name, entry.digest.hex())
+    return json_only({"digest": entry.digest.hex(), "outcome": outcome.kind})
+
+
+@quarantine_router.delete("/v1/quarantine/{digest:segment}", **documented({204: reply("Dropped")}))
+async def drop_quarantined(call: Operator, digest: str) -> Reply:
+    """Delete a message; it is refused from now on."""
+    quarantine = call.node.quarantine
+    async with quarantine.deciding():
+        await asyncio.to_thread(quarantine.drop, hex_bytes(digest, "a digest"))
+    _log.info("%s dropped message %s", call.caller.name, digest.lower())
+    return Reply(204, [])
+
+
+def _document(held: Held) -> dict[str, object]:
+    return {
+        "digest": held.digest.hex(),
+        "message_id": held.message_id,
+        "channel_id": held.channel_id,
+        "frame_bytes": held.frame_bytes,
+        "way": held.way,
+        "reason": held.reason,
+        "held_at": rfc3339(held.held_at_ms),
+    }
