@@ -91,7 +91,7 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
     Code.MISSING_MESSAGE_ID: (
         422,
         "The message has no message ID",
-        "Or an entry of its causal history has none.",
+        "Or an entry of its history has none.",
     ),
     Code.INVALID_UTF8: (422, "A text field is not UTF-8", ""),
     Code.NUL_CHARACTER: (422, "A text field contains U+0000", "Some databases cannot store it."),
@@ -103,7 +103,7 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
     Code.NO_CONTENT_NO_LAMPORT: (
         422,
         "The message has neither content nor Lamport timestamp",
-        "So it is not a content, sync or ephemeral message.",
+        "",
     ),
     Code.INVALID_JSON_MESSAGE: (
         422,
@@ -118,7 +118,7 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
     Code.MESSAGE_ID_TOO_LONG: (
         422,
         "A message ID is too long",
-        "Its own, or one in the causal history. Bound: message_id_bytes_max.",
+        "Or one in the history. Bound: message_id_bytes_max.",
     ),
     Code.CHANNEL_ID_TOO_LONG: (422, "The channel ID is too long", "Bound: channel_id_bytes_max."),
     Code.SENDER_ID_TOO_LONG: (422, "A sender ID is too long", "Bound: sender_id_bytes_max."),

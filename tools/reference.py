@@ -7,6 +7,7 @@ beside the code: descriptions of settings, reasons of bounds, advice of errors, 
 from __future__ import annotations
 
 import dataclasses
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ capitals, lists as `a,b`) or a flag; later sources win. An unknown name is an er
 """
 _LIMITS_HEAD = """# Limits
 
-Every queue, loop, cache and reply of a node has a bound, below in the order of `app/server/limits.py`. A value equal to its
-bound is accepted. `sdstore serve --show-limits` prints them with the reason of each.
+Every queue, loop, cache and reply of a node has a bound. A value equal to its bound is accepted. `sdstore serve
+--show-limits` prints all bounds with the reason of each; these are the ones of a message and a request:
 """
+_BEHIND_REQUESTS = "header_bytes_max"
+"""The first bound that is not of a message or a request."""
 _SHARED_HEAD = """
 ## What all requests share
 
@@ -85,8 +88,9 @@ def _shown(default: object) -> str:
 
 
 def limits_page() -> str:
-    """Every bound: name, value, unit; and the memory that all requests together can take."""
-    node = _columns([(name, f"{value:,} {unit}") for name, value, unit, _ in limits_table()])
+    """The bounds that a caller meets, and the memory that all requests together can take."""
+    named = takewhile(lambda row: row[0] != _BEHIND_REQUESTS, limits_table())
+    node = _columns([(name, f"{value:,} {unit}") for name, value, unit, _ in named])
     engine = dataclasses.asdict(recon.limits.DEFAULT_LIMITS)
     aside = {
         "SET_ASIDE_MAX": SET_ASIDE_MAX,
