@@ -91,7 +91,7 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
     Code.MISSING_MESSAGE_ID: (
         422,
         "The message has no message ID",
-        "Or an entry of its history has none.",
+        "Entries of its causal history need one, too.",
     ),
     Code.INVALID_UTF8: (422, "A text field is not UTF-8", ""),
     Code.NUL_CHARACTER: (422, "A text field contains U+0000", "Some databases cannot store it."),
@@ -100,11 +100,7 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
         "The Lamport timestamp is neither 0 … 2^63-1 nor an int32",
         "",
     ),
-    Code.NO_CONTENT_NO_LAMPORT: (
-        422,
-        "The message has neither content nor Lamport timestamp",
-        "",
-    ),
+    Code.NO_CONTENT_NO_LAMPORT: (422, "The message has neither content nor Lamport timestamp", ""),
     Code.INVALID_JSON_MESSAGE: (
         422,
         "The JSON is not a message",
@@ -118,7 +114,7 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
     Code.MESSAGE_ID_TOO_LONG: (
         422,
         "A message ID is too long",
-        "Or one in the history. Bound: message_id_bytes_max.",
+        "Bound: message_id_bytes_max, also for IDs in the causal history.",
     ),
     Code.CHANNEL_ID_TOO_LONG: (422, "The channel ID is too long", "Bound: channel_id_bytes_max."),
     Code.SENDER_ID_TOO_LONG: (422, "A sender ID is too long", "Bound: sender_id_bytes_max."),
@@ -146,7 +142,10 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
     Code.INVALID_BODY: (
         400,
         "The body is not valid",
-        "It does not match its Content-Type or Content-Encoding, or a line of NDJSON is not JSON.",
+        (
+            "It does not match its Content-Type or Content-Encoding, or a line of NDJSON is "
+            "not JSON."
+        ),
     ),
     Code.INVALID_HEX: (
         400,
@@ -167,39 +166,36 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
         410,
         "The database is older than this cursor",
         (
-            "A backup was restored, or the copy diverged. Start again without a cursor, or with "
-            "one from before the copy was made, which misses nothing."
+            "A backup was restored, or the copy diverged. Start again without a cursor, or "
+            "with one from before the copy was made, which misses nothing."
         ),
     ),
     Code.CURSOR_REWOUND: (
         410,
         "The order before this cursor has changed",
         (
-            "The cursor was in the tentative tail. Start again, or at the last next_confirmed. In "
+            "It was in the tentative tail. Start again, or at the last next_confirmed. In "
             "the confirmed prefix this happens only if the database is an older copy, or if "
-            "content was lost that the node had ordered before it restarted."
+            "content was lost that was ordered before a restart."
         ),
     ),
     Code.MALFORMED_REQUEST: (400, "The request is not HTTP/1.1", "The connection is closed."),
     Code.HEADERS_TOO_LARGE: (
         431,
         "The headers are too large",
-        "Request line and headers together. The connection is closed.",
+        "They share a bound with the request line. The connection is closed.",
     ),
     Code.EMPTY_BODY: (400, "The body is empty", ""),
     Code.BODY_TOO_LARGE: (413, "The body is too large", "The connection is closed."),
     Code.TOO_MANY_ITEMS: (
         413,
         "Too many items in one request",
-        "In a batch or a look-up; or a message in JSON has too many brackets.",
+        "Brackets of a message in JSON have a bound, too: json_brackets_max.",
     ),
     Code.UNSUPPORTED_MEDIA_TYPE: (
         415,
         "The media type is not supported",
-        (
-            "Or the Content-Encoding. The header Accept (Accept-Encoding) of the answer lists "
-            "those that are."
-        ),
+        "Accept of the answer lists those that are (Accept-Encoding: the encodings).",
     ),
     Code.NOT_ACCEPTABLE: (
         406,
@@ -211,17 +207,16 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
         404,
         "The message is withheld here",
         (
-            "It is in the quarantine until the operator decides; other stores might have it. Only "
-            "callers who can read its channel are told, and only if its ID verifies; others get "
-            "not_found."
+            "It is in quarantine; other stores might have it. Only callers who can read its "
+            "channel are told, and only if its ID verifies; others get not_found."
         ),
     ),
     Code.REFUSED: (
         404,
         "The message is refused here",
         (
-            "By the policy or the operator; other stores might have it. Told to the same callers "
-            "as withheld."
+            "The policy or an operator refused it; other stores might have it. The same "
+            "callers are told as of withheld."
         ),
     ),
     Code.NO_SUCH_ROUTE: (404, "No such route", "/docs lists the routes."),
@@ -231,48 +226,45 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
         401,
         "Credentials are required",
         (
-            "There is no access token, or it is unknown, was revoked or has expired. Without one a "
-            "node serves only callers on its own machine, and behind a proxy nobody."
+            "There is no access token, or it is unknown, was revoked or has expired. Without "
+            "one a node serves only callers on its own machine, and behind a proxy nobody."
         ),
     ),
     Code.FORBIDDEN: (
         403,
         "The credentials do not cover the request",
         (
-            "The token lacks the scope or does not cover the channel; or an operator's route was "
-            "called without a token or from a web page of another origin; or the request names "
-            "another host while the node serves its own machine only (DNS of others can cause "
-            "this)."
+            "The token lacks the scope or the channel; or an operator's route was called "
+            "without a token or by a web page of another origin; or the request names "
+            "another host, and the node serves its own machine only."
         ),
     ),
     Code.TOKENS_UNAVAILABLE: (
         503,
         "The access tokens cannot be read or written",
         (
-            'The file of access tokens, or a peer"s, cannot be read or written; the log says why. '
-            "Callers that need no token are served."
+            "The log says why (the file of tokens, or that of a peer's). Callers that need "
+            "no token are served."
         ),
     ),
     Code.RATE_LIMITED: (
         429,
         "The rate limit of this caller is reached",
-        (
-            "Too many requests, bytes or live streams; see Retry-After. A token has a larger limit "
-            "than an address."
-        ),
+        "It sent too many requests or bytes, or has too many live streams; see Retry-After.",
     ),
     Code.POLICY_REFUSED: (
         403,
         "The policy of this node refuses the message",
         (
-            "policy_code is the policy's own code, or dropped (by an operator), quarantine_full, "
-            "or not_content (a sync or ephemeral message cannot be kept in the quarantine)."
+            "policy_code is the policy's own code, or dropped (by an operator), "
+            "quarantine_full, or not_content (a sync or ephemeral message cannot be kept in "
+            "the quarantine)."
         ),
     ),
     Code.QUARANTINED: (
         403,
         "The message is in the quarantine of this node",
-        "Until an operator releases or drops it.",
+        "It stays there until an operator releases or drops it.",
     ),
     Code.POLICY_FAILED: (
         503,
@@ -282,17 +274,20 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
     Code.ORDER_TOO_LARGE: (
         422,
         "The channel is too large to be ordered here",
-        "It needs more than order_bytes_max, or more than 100,000 messages wait for missing ones.",
+        (
+            "It needs more than order_bytes_max, or more than 100,000 messages wait for "
+            "missing ones."
+        ),
     ),
     Code.ORDER_BUDGET_SPENT: (
         429,
         "The ordering budget of this caller is spent",
-        "CPU time of the last minute; see Retry-After. What is computed is kept.",
+        "It is CPU time in a minute; see Retry-After. What is computed is kept.",
     ),
     Code.INVALID_RECON_REQUEST: (
         400,
         "The body is not a reconciliation request",
-        "Or it breaks the protocol; the member fault says how.",
+        "If it breaks the protocol, the member fault says how.",
     ),
     Code.INVALID_NEGENTROPY_MESSAGE: (
         400,
@@ -302,72 +297,76 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
     Code.RECON_BUDGET_SPENT: (
         429,
         "The reconciliation budget of this caller is spent",
-        "Views or bytes of the last minute; see Retry-After.",
+        "It is views and bytes in a minute; see Retry-After.",
     ),
     Code.PEER_URL_REFUSED: (
         422,
         "The peer URL is not allowed",
         (
-            "It is not http(s), or leads to this node or to an address that the node does not "
-            "connect to."
+            "It is not http(s), or leads to this node or to an address that the node does "
+            "not connect to."
         ),
     ),
     Code.PEER_UNREACHABLE: (
         502,
         "The peer could not be reached",
-        "Its name does not resolve, or its address does not answer.",
+        "The name does not resolve, or the address does not answer.",
     ),
-    Code.PEER_MISBEHAVED: (502, "The peer broke the protocol", "Also in reports of sessions."),
+    Code.PEER_MISBEHAVED: (
+        502,
+        "The peer broke the protocol",
+        "Reports of sessions have this code, too.",
+    ),
     Code.PEER_VERSION: (
         502,
         "The peer speaks another version of the protocol",
-        "Not a fault; in reports of sessions.",
+        "This is no fault. Reports of sessions have the code.",
     ),
     Code.SYNC_BUSY: (
         409,
         "A sync with this peer is already running",
         (
-            "sync_id is its ID. For an MVDS peer: another of its exchanges ended first; send the "
-            "payload again."
+            "sync_id is its ID. For an MVDS peer: another of its exchanges ended first; send "
+            "the payload again."
         ),
     ),
     Code.NOT_RELAYED: (
         422,
         "Stores do not relay this message",
         (
-            "POST /v1/relay of a content message, or of a channel outside of this store's "
-            "interest; the other items are not affected."
+            "It is a content message, or of a channel outside of this store's interest. "
+            "Other items are not affected."
         ),
     ),
     Code.INVALID_SETTING: (
         422,
         "A setting is not valid",
         (
-            "A reload found a bad setting, certificate or policy; the detail names it. Nothing was "
-            "changed."
+            "A reload found a bad setting, certificate or policy; the detail names it. "
+            "Nothing was changed."
         ),
     ),
     Code.OVERLOADED: (
         503,
         "The node is overloaded",
         (
-            "A queue is full, too many readers are connected, or the request waited too long for "
-            "its turn; see Retry-After."
+            "A queue is full, too many readers are connected, or the request waited too long "
+            "for its turn; see Retry-After."
         ),
     ),
     Code.NOT_READY: (
         503,
         "The node is not ready",
         (
-            "Of /readyz, with the reason; or another worker did not reload its settings within 10 "
-            "s: its log has the reason, send the request again."
+            "/readyz gives the reason. POST /v1/reload answers so if another worker did not "
+            "reload within 10 s: its log says why; send the request again."
         ),
     ),
     Code.DISK_FULL: (
         507,
         "The disk is full",
         (
-            "Or less than disk_free_min_bytes is free. Nothing was stored. Reads work, and the "
+            "Less than disk_free_min_bytes is free. Nothing was stored. Reads work, and the "
             "node recovers by itself."
         ),
     ),
@@ -380,8 +379,8 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
         503,
         "This node lost the content of the message",
         (
-            "The node asks its peers for it. Publishing, an import or a restore also repairs it. "
-            "Other messages are not affected."
+            "The node asks its peers for it. Publishing, an import or a restore also repairs "
+            "it. Other messages are not affected."
         ),
     ),
     Code.INTERNAL_ERROR: (500, "Internal error", "The node's log has the details."),
