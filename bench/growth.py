@@ -36,6 +36,7 @@ from app.server.settings import Settings
 from bench.loading import load_file
 from bench.scratch import in_scratch
 from bench.table import publish
+from recon.view import ViewCache
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.sync.driver import sync_with_peer
@@ -90,7 +91,7 @@ class CountingPeer:
 
 def forget_views(node: Node) -> None:
     """Let no cached view help."""
-    node.index._views = node.index._caches()[0]  # noqa: SLF001 - a node never forgets them
+    node.index.views = ViewCache(DEFAULT_LIMITS.recon_views_bytes_max)
 
 
 async def session(

@@ -22,7 +22,7 @@ from bench.recon_plots import plot_curves
 from bench.recon_scenarios import Lacking, Universe
 from bench.recon_session import HEADER, Measured, session
 from bench.table import publish
-from recon.elements import ALL_ORDERS, WHOLE
+from recon.elements import WHOLE
 from recon.index import RangeIndex
 from recon.initiator import Options
 from recon.limits import DEFAULT_LIMITS, Limits
@@ -70,8 +70,7 @@ def views_of(universe: Universe, lacking: Lacking, seed: int = 1) -> Views:
     """Warm views of both sides."""
     ours, theirs = lacking(len(universe), np.random.default_rng(seed))
     first, second = (
-        universe.index_without(places).view(HEADER.key(), None, ALL_ORDERS)
-        for places in (ours, theirs)
+        View(universe.index_without(places), HEADER.key()) for places in (ours, theirs)
     )
     return first, second
 
@@ -164,7 +163,7 @@ def cost_rows(count: int, unit_ms: float) -> list[Row]:
     columns = (everything.orders, everything.ids, groups)
     base_ms = min(timed(lambda: RangeIndex.from_sorted(*columns)) for _ in range(5))
     index = RangeIndex.from_sorted(*columns)
-    build = lambda: index.view(HEADER.key(), None, ALL_ORDERS)  # noqa: E731
+    build = lambda: View(index, HEADER.key())  # noqa: E731
     view_ms = min(timed(build) for _ in range(5))
     per_million = 1e6 / count
     run = build().runs[0]
@@ -207,7 +206,7 @@ def _insert_us(everything: Universe, *, newest: bool) -> float:
 
 def _trickle_us(everything: Universe, count: int = 5000) -> float:
     index = everything.index_without(np.arange(0))
-    view = index.view(HEADER.key(), None, ALL_ORDERS)
+    view = View(index, HEADER.key())
     more = sets.universe_of(
         np.random.default_rng(3).integers(0, len(everything), count).astype(np.uint64),
         np.random.default_rng(4),

@@ -121,7 +121,7 @@ def _resolved(view: View, fetch: Fetch) -> Found:
 
 def dear_before_equal_ms(orders: U64) -> float:
     """Splits that are expected to fill a response, cut inside of pairs, and equal ranges after."""
-    view = index_of(orders).view(KEY, None, ALL_ORDERS)
+    view = View(index_of(orders), KEY)
     size, answered = 2 * PARTS_MAX + 2, LIMITS.ranges_answered_max
     dear = min((LIMITS.response_bytes_max - answered) // SPLIT_BYTES, len(view) // size // 2)
     equal = np.linspace(dear * size, len(view) - 1, answered - dear).astype(np.int64)

@@ -274,7 +274,7 @@ class Log:
         pass
 
     def view(self, key: SessionKey, interest: Interest) -> View:
-        whole = self._channel.view(key, None, interest.window)
+        whole = View(self._channel, key, window=interest.window)
         here = [row.tobytes() not in self.missing_ids for row in self._lacking.ids]
         nothing = self._lacking.take(slice(0))
         return whole.apart(nothing, self._lacking.take(~np.array(here, bool)))

@@ -289,8 +289,8 @@ def resolve(view: View, wanted: Wanted, limits: Limits = DEFAULT_LIMITS) -> Foun
     if not len(wanted.ranges):
         return NOTHING_FOUND
     where, resume = _within_limits(view, wanted, limits)
-    owner, lanes, rows = view.members(where)
-    orders, ids = view.columns_of(rows[_asked_for(wanted, owner, lanes)])
+    owner, lanes, numbers = view.members(where)
+    orders, ids = view.columns_of(numbers[_asked_for(wanted, owner, lanes)])
     sequence = element_sequence(orders, heads_of(ids))
     return Found(orders[sequence], ids[sequence], resume)
 

@@ -1,7 +1,6 @@
 """The range index: insertion without duplicates, sorted runs, views, rows by group.
 
-The index holds columns and their order, no sums: summaries belong to a session's view. Small inserts
-wait in a set until there are enough of them for a run, so a single insert costs microseconds.
+The index holds columns and their order, no sums: summaries belong to a session's view (`recon.view`).
 
 Threads: one thread inserts. Any thread may call `len`, look up rows and make views; a view belongs
 to the thread that uses it. Readers change nothing here: all that they see hangs on one reference
@@ -17,12 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recon.elements import I64, U8, U32, U64, Mask, OrderWindow, heads_of, spread
+from recon.elements import I64, U8, U32, U64, Mask, heads_of, spread
 from recon.errors import LocalProtocolError
 from recon.limits import ID_BYTES
-from recon.session import SessionKey
 from recon.store import NO_SUMS, Columns, ElementStore, Run, Snapshot, element_sequence, push_run
-from recon.view import View
 
 SCAN_ROWS_MAX = 1 << 14  # rows without a segment: scanned in 0.1 ms
 _MERGE_RATIO = 2  # stretches double: a row is moved a few times, a look-up searches a few segments
@@ -124,18 +121,14 @@ def _merged(elder: _Segment, younger: _Segment) -> _Segment:
 # ---- the index
 
 
-TIES_WALKED_MAX = 16  # elements of one order compared one by one; more are searched
-PENDING_MAX = 256  # elements that wait unsorted; a run of fewer costs more than it saves
-
 _DTYPES = np.dtype(np.uint64), np.dtype(np.uint8), np.dtype(np.uint32)
 
 
 class IndexState(NamedTuple):
-    """The state that readers see: the columns, and runs over the rows below `sorted_count`."""
+    """The state that readers see: the columns, and the runs over all their rows."""
 
     snapshot: Snapshot
     runs: tuple[Run, ...]
-    sorted_count: int
 
 
 class RangeIndex:
@@ -146,9 +139,8 @@ class RangeIndex:
 
     def _start(self, base: Columns | None, runs: tuple[Run, ...]) -> None:
         self._store = ElementStore(base)
-        self._pending: set[tuple[int, bytes]] = set()
         self.postings = Postings()
-        self.state = IndexState(self._store.snapshot, runs, self._store.snapshot.size)
+        self.state = IndexState(self._store.snapshot, runs)
         self.postings.extend(self._store.snapshot)
 
     @classmethod
@@ -169,10 +161,6 @@ class RangeIndex:
     def __len__(self) -> int:
         return self.state.snapshot.size
 
-    def view(self, key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> View:
-        """The elements of `groups` (None: all) in `window`, hashed under `key`; grows with the set."""
-        return View(self, key, None if groups is None else frozenset(groups), window)
-
     def rows_of(self, groups: Collection[int]) -> tuple[Snapshot, U32]:
         """The rows of some groups as of now, in no order, and the snapshot that holds them.
 
@@ -187,117 +175,46 @@ class RangeIndex:
         An element that is already there keeps its group.
         """
         _check_columns(orders, ids, groups)
-        if len(orders) + len(self._pending) <= PENDING_MAX:
-            count = self._insert_few(orders, ids, groups)
-        else:
-            self._sort_pending()
-            count = self._insert_many(orders, np.ascontiguousarray(ids), groups)
-        self.postings.extend(self._store.snapshot)
-        return count
-
-    def _insert_few(self, orders: U64, ids: U8, groups: U32) -> int:
-        new = []
-        for place, order in enumerate(orders.tolist()):
-            element = (order, ids[place].tobytes())
-            if element not in self._pending and not self._in_runs(*element):
-                self._pending.add(element)
-                new.append(place)
-        if len(new) == len(orders):
-            self._store.append(Columns(orders, ids, groups))
-        elif new:
-            self._store.append(Columns(orders[new], ids[new], groups[new]))
-        self.state = IndexState(self._store.snapshot, *self.state[1:])
-        return len(new)
-
-    def _in_runs(self, order: int, element_id: bytes) -> bool:
-        wanted = np.uint64(order)
-        for run in self.state.runs:
-            place = int(run.orders.searchsorted(wanted))
-            if place == len(run) or run.orders[place] != wanted:
-                continue
-            ties = run.orders[place : place + TIES_WALKED_MAX].tolist().count(order)
-            if ties == TIES_WALKED_MAX:
-                raw = np.frombuffer(element_id, dtype=np.uint8).reshape(1, ID_BYTES)
-                tied, head = np.array([wanted]), heads_of(raw)
-                at = run.lower_bounds(self.state.snapshot, tied, head)
-                if self._stored(run, at, tied, raw, head)[0]:
-                    return True
-            rows = run.rows_between(place, place + ties).tolist()
-            if any(self.state.snapshot.id_bytes(row) == element_id for row in rows):
-                return True
-        return False
+        ids = np.ascontiguousarray(ids)
+        heads = heads_of(ids)
+        sequence = element_sequence(orders, heads)
+        news, heads = Columns(orders, ids, groups).take(sequence), heads[sequence]
+        is_new = ~self._held(news.orders, news.ids, heads)
+        is_new &= ~_repeats(news.orders, heads, news.ids)
+        if not is_new.all():
+            news = news.take(is_new)
+        if len(news):
+            first = self._store.append(news)
+            snapshot = self._store.snapshot
+            rows = np.arange(first, snapshot.size, dtype=np.uint32)
+            run = Run(news.orders, rows, NO_SUMS, NO_SUMS)
+            self.state = IndexState(
+                snapshot, push_run(snapshot, self.state.runs, run, summed=False)
+            )
+            self.postings.extend(snapshot)
+        return len(news)
 
     def holds(self, orders: U64, ids: U8) -> Mask:
         """Which elements, orders u64[n] and ids u8[n, 32], are in the index: bool[n]."""
-        elements = zip(orders.tolist(), map(bytes, ids), strict=True)
-        found = np.array([each in self._pending for each in elements], dtype=bool)
-        if found.all():  # true for most elements that came lately, and for no elements
-            return found
-        heads = heads_of(np.ascontiguousarray(ids))
-        for run in self.state.runs:
-            places = run.lower_bounds(self.state.snapshot, orders, heads)
-            found |= self._stored(run, places, orders, ids, heads)
-        return found
+        ids = np.ascontiguousarray(ids)
+        return self._held(orders, ids, heads_of(ids))
 
-    def _insert_many(self, orders: U64, ids: U8, groups: U32) -> int:
-        heads = heads_of(ids)
-        sequence = element_sequence(orders, heads)
-        orders, ids, groups = orders[sequence], ids[sequence], groups[sequence]
-        heads = heads[sequence]
-        new = ~_repeats(orders, heads, ids)
-        in_youngest = None
-        for run in self.state.runs:  # the youngest comes last
-            places = run.lower_bounds(self._store.snapshot, orders, heads)
-            new &= ~self._stored(run, places, orders, ids, heads)
-            in_youngest = places
-        if not new.all():
-            orders, ids, groups = orders[new], ids[new], groups[new]
-            in_youngest = None if in_youngest is None else in_youngest[new]
-        if len(orders):
-            first = self._store.append(Columns(orders, ids, groups))
-            rows = np.arange(first, first + len(orders), dtype=np.uint32)
-            self._add_run(orders, rows, in_youngest)
-        return len(orders)
-
-    def _stored(self, run: Run, places: I64, orders: U64, ids: U8, heads: U64) -> Mask:
-        """Which elements a run holds, given their lower bounds there, bool[n]."""
-        found: Mask = self._rows_in(run, places, orders, ids, heads) >= 0
-        return found
-
-    def _rows_in(self, run: Run, places: I64, orders: U64, ids: U8, heads: U64) -> I64:
-        """The rows of elements in a run, given their lower bounds there: i64[n], -1 if it lacks one."""
-        snapshot = self._store.snapshot
-        places = places.copy()
-        found = np.full(len(orders), -1, dtype=np.int64)
-        candidates = np.flatnonzero(run.holds_order(places, orders))
-        while len(candidates):
-            rows = run.rows_at(places[candidates])
-            stored = snapshot.take(rows)
-            is_same = (stored.ids == ids[candidates]).all(axis=1)
-            is_same &= stored.orders == orders[candidates]
-            found[candidates[is_same]] = rows[is_same]
-            # Elements that agree in order and head are neighbours in any sequence: look further.
-            more = (stored.orders == orders[candidates]) & ~is_same
-            more &= heads_of(stored.ids) == heads[candidates]
-            more &= places[candidates] + 1 < len(run)
-            candidates = candidates[more]
-            places[candidates] += 1
-        return found
-
-    def _sort_pending(self) -> None:
-        snapshot, _, start = self.state
-        if start == snapshot.size:
-            return
-        news = snapshot.slice(start, snapshot.size)
-        sequence = element_sequence(news.orders, heads_of(news.ids))
-        self._pending = set()
-        self._add_run(news.orders[sequence], (sequence + start).astype(np.uint32))
-
-    def _add_run(self, orders: U64, rows: U32, in_youngest: I64 | None = None) -> None:
-        snapshot = self._store.snapshot
-        run = Run(orders, rows, NO_SUMS, NO_SUMS)
-        runs = push_run(snapshot, self.state.runs, run, in_youngest, summed=False)
-        self.state = IndexState(snapshot, runs, snapshot.size)
+    def _held(self, orders: U64, ids: U8, heads: U64) -> Mask:
+        snapshot, runs = self.state
+        held = np.zeros(len(orders), bool)
+        for run in runs:
+            places = run.lower_bounds(snapshot, orders, heads)
+            left = np.flatnonzero(run.holds_order(places, orders))
+            while len(left):
+                stored = snapshot.take(run.rows_at(places[left]))
+                is_tied = stored.orders == orders[left]
+                is_same = is_tied & (stored.ids == ids[left]).all(axis=1)
+                held[left[is_same]] = True
+                # Elements that agree in order and head are neighbours in any sequence: look further.
+                more = is_tied & ~is_same & (heads_of(stored.ids) == heads[left])
+                left = left[more & (places[left] + 1 < len(run))]
+                places[left] += 1
+        return held
 
 
 def _check_columns(orders: U64, ids: U8, groups: U32) -> None:

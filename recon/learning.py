@@ -15,7 +15,7 @@ import numpy as np
 
 from recon.codec import COUNT, EQUAL, LIST, SPLIT, Reply, Tiles, tile, unpack_tiles
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
-from recon.elements import F64, I64, U8, U32, U64, Mask, RangeColumns
+from recon.elements import F64, I64, U8, U64, Mask, RangeColumns
 from recon.errors import RemoteProtocolError
 from recon.events import Event, Have, InSync, Need, NotThere, RangeState, Stretch
 from recon.hashing import (
@@ -26,7 +26,7 @@ from recon.hashing import (
     ranges_of_names,
     short_ids_of,
 )
-from recon.limits import ASIDE_ROW_FIRST, LIST_COUNT_MAX
+from recon.limits import LIST_COUNT_MAX
 from recon.responder import decide
 from recon.view import Places, View
 from recon.worklist import SMALL_COUNT, Plan, Work, choose, differences, join_lists, join_ranges
@@ -139,14 +139,14 @@ class Learning:
             if state is RangeState.IN_SYNC:
                 self._out.events.append(InSync(ranges, int(counts.sum())))
 
-    def _have(self, rows: U32) -> None:
+    def _have(self, numbers: I64) -> None:
         """The peer lacks these. Those that only this session's view holds are not offered."""
-        is_aside = rows >= ASIDE_ROW_FIRST
-        if is_aside.any():
-            self._out.events.append(NotThere(*self._view.columns_of(rows[is_aside])))
-            rows = rows[~is_aside]
-        if len(rows):
-            self._out.events.append(Have(*self._view.columns_of(rows)))
+        are_aside = self._view.are_aside(numbers)
+        if are_aside.any():
+            self._out.events.append(NotThere(*self._view.columns_of(numbers[are_aside])))
+            numbers = numbers[~are_aside]
+        if len(numbers):
+            self._out.events.append(Have(*self._view.columns_of(numbers)))
 
     def _need_whole(self, ranges: RangeColumns, counts: I64) -> None:
         """Ranges of which we hold nothing: fetched without naming their elements."""
@@ -160,7 +160,7 @@ class Learning:
 
     def _compare_lists(self, ranges: RangeColumns, counts: I64, short_ids: U8) -> None:
         found = match_lists(self._view, self._view.locate(ranges), counts, short_ids)
-        self._have(found.have_rows)
+        self._have(found.have)
         owners, firsts = np.unique(found.need_owner, return_index=True)
         stops = np.append(firsts, len(found.need_owner))[1:].tolist()
         pieces = zip(ranges.take(owners), firsts.tolist(), stops, strict=True)
@@ -267,7 +267,7 @@ class Learning:
 class Matched:
     """The outcome of comparing the lists of m ranges."""
 
-    have_rows: U32  # our elements that the peer lacks
+    have: I64  # i64[k]: our elements that the peer lacks, by number
     need_owner: I64  # i64[k] ascending: ranges of the short ids we lack
     need_short_ids: U8  # u8[k, 6]
     equal: Mask  # bool[m]: nothing differs, and both sides count the same
@@ -293,7 +293,7 @@ def _joined(pieces: list[Matched]) -> Matched:
         return pieces[0]
     firsts = np.cumsum([0, *(len(piece.counts) for piece in pieces)]).tolist()
     return Matched(
-        np.concatenate([piece.have_rows for piece in pieces]),
+        np.concatenate([piece.have for piece in pieces]),
         np.concatenate([p.need_owner + first for p, first in zip(pieces, firsts, strict=False)]),
         np.concatenate([piece.need_short_ids for piece in pieces]),
         np.concatenate([piece.equal for piece in pieces]),
@@ -302,7 +302,7 @@ def _joined(pieces: list[Matched]) -> Matched:
 
 
 def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> Matched:
-    owner, lanes, rows = view.members(where)
+    owner, lanes, numbers = view.members(where)
     ours = names_in_ranges(owner, names_of(lanes))
     listed = np.arange(len(listed_counts)).repeat(listed_counts)
     theirs = _distinct(names_in_ranges(listed, names))
@@ -313,7 +313,7 @@ def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> M
     equal = counts == listed_counts  # otherwise the list names an element of ours twice
     equal[need_owner] = False
     equal[owner[have]] = False
-    return Matched(rows[have], need_owner, short_ids_of(needed), equal, counts)
+    return Matched(numbers[have], need_owner, short_ids_of(needed), equal, counts)
 
 
 def _distinct(names: U64) -> U64:

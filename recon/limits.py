@@ -29,10 +29,8 @@ PHASE_MAX = 128  # cuts move by up to a quarter of a part either way
 PHASE_NONE = 64  # the middle: not at all
 FRAME_RESERVE_BYTES = 128  # of a response: fields beside the answers
 ORDER_END = 2**64 - 1
-ASIDE_ROW_FIRST = 2**32 - 2**20  # row numbers of elements that a view names and the index lacks
 VIEW_ELEMENT_BYTES = 28  # of memory: order, row number, two prefix sums
-VIEW_BYTES = 20_000  # of memory, even if empty: the unsorted tail, the cipher
-SELECTED_ELEMENT_BYTES = 44  # of memory: order, row number, ID
+VIEW_BYTES = 4_000  # of memory, even if empty: the cipher, the columns
 VIEW_GROUP_BYTES = 64  # of memory: a number in a set
 
 

@@ -21,7 +21,7 @@ import blake3
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from recon.elements import ALL_ORDERS, I64, U8, U64, Mask
+from recon.elements import I64, U8, U64, Mask
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES
 from recon.session import SessionKey
@@ -164,4 +164,4 @@ def view_of(elements: Columns, key: SessionKey) -> View:
     """A view of these elements and no others."""
     index = RangeIndex()
     index.insert(elements.orders, elements.ids, elements.groups)
-    return index.view(key, None, ALL_ORDERS)
+    return View(index, key)

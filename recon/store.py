@@ -18,9 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from recon.elements import END, I64, U8, U32, U64, Mask, heads_of, laid
-from recon.limits import ASIDE_ROW_FIRST, ID_BYTES
-
-_TAIL_ROWS_MIN = 1024  # the first tail; it doubles from there
+from recon.limits import ID_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.orders)
 
-    def take(self, rows: slice | U32 | Mask) -> Columns:
+    def take(self, rows: slice | U32 | I64 | Mask) -> Columns:
         """Some rows."""
         return Columns(self.orders[rows], self.ids[rows], self.groups[rows])
 
@@ -54,27 +52,17 @@ def empty_columns(rows: int) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The store at one moment: `size` rows, the first `len(base)` of them in the base.
-
-    `aside`: elements that only one session's view has, numbered from `ASIDE_ROW_FIRST`.
-    """
+    """The store at one moment: `size` rows, the first `len(base)` of them in the base."""
 
     base: Columns
     tail: Columns
     size: int
-    aside: Columns | None = None
-
-    def beside(self, aside: Columns | None) -> Snapshot:
-        """This store with other elements set aside for one view."""
-        return self if aside is None else Snapshot(self.base, self.tail, self.size, aside)
 
     def take(self, rows: U32) -> Columns:
         """Rows by number, in the given order."""
         split = len(self.base)
-        if len(rows) == 0 or (highest := int(rows.max())) < split:
+        if len(rows) == 0 or int(rows.max()) < split:
             return self.base.take(rows)
-        if self.aside is not None and highest >= ASIDE_ROW_FIRST:
-            return self._take_with_aside(rows, self.aside)
         if split == 0 or int(rows.min()) >= split:
             return self.tail.take(rows - np.uint32(split) if split else rows)
         in_base = rows < split
@@ -83,28 +71,13 @@ class Snapshot:
         out.put(~in_base, self.tail.take(rows[~in_base] - np.uint32(split)))
         return out
 
-    def _take_with_aside(self, rows: U32, aside: Columns) -> Columns:
-        is_aside = rows >= ASIDE_ROW_FIRST
-        out = empty_columns(len(rows))
-        out.put(is_aside, aside.take(rows[is_aside] - np.uint32(ASIDE_ROW_FIRST)))
-        out.put(~is_aside, self.take(rows[~is_aside]))
-        return out
-
     def ids_of(self, rows: U32) -> U8:
         """Ids u8[n, 32] of rows."""
-        if self.aside is not None:
-            return self.take(rows).ids
         if len(self.base) == 0:
             return self.tail.ids[rows]
         if len(self.base) == self.size:
             return self.base.ids[rows]
         return self.take(rows).ids
-
-    def id_bytes(self, row: int) -> bytes:
-        """The id of one row."""
-        split = len(self.base)
-        raw: bytes = (self.base.ids[row] if row < split else self.tail.ids[row - split]).tobytes()
-        return raw
 
     def slice(self, start: int, stop: int) -> Columns:
         """Rows `start` to `stop` in order of arrival."""
@@ -121,7 +94,7 @@ class ElementStore:
 
     def __init__(self, base: Columns | None = None) -> None:
         base = empty_columns(0) if base is None else base
-        self.snapshot = Snapshot(base, empty_columns(_TAIL_ROWS_MIN), len(base))
+        self.snapshot = Snapshot(base, empty_columns(0), len(base))
 
     def append(self, news: Columns) -> int:
         """Add rows; returns the number of the first."""
@@ -151,13 +124,15 @@ MERGE_RATIO = 8  # a run is merged into its elder when that is less than 8 times
 class Run:
     """orders u64[n] ascending; rows u32[n] in the store, None if row i is at place i.
 
-    With a session key, `low` and `high` are prefix sums u64[n + 1] of the element hashes.
+    With a session key, `low` and `high` are prefix sums u64[n + 1] of the element hashes. `ids` u8[n, 32]: of a
+    run whose elements are not in the store.
     """
 
     orders: U64
     rows: U32 | None
     low: U64
     high: U64
+    ids: U8 | None = None
 
     def __len__(self) -> int:
         return len(self.orders)
@@ -172,9 +147,13 @@ class Run:
             return np.arange(start, stop, dtype=np.uint32)
         return self.rows[start:stop]
 
+    def ids_at(self, snapshot: Snapshot, places: I64) -> U8:
+        """IDs u8[n, 32] of places."""
+        return snapshot.ids_of(self.rows_at(places)) if self.ids is None else self.ids[places]
+
     def heads_at(self, snapshot: Snapshot, places: I64) -> U64:
         """Heads of places."""
-        return heads_of(snapshot.ids_of(self.rows_at(places)))
+        return heads_of(self.ids_at(snapshot, places))
 
     @cached_property
     def _sample(self) -> U64:
@@ -256,16 +235,10 @@ NO_SUMS = np.zeros(1, np.uint64)
 EMPTY_RUN = Run(np.empty(0, np.uint64), np.empty(0, np.uint32), NO_SUMS, NO_SUMS)
 
 
-def merge_runs(
-    snapshot: Snapshot, elder: Run, younger: Run, places: I64 | None, *, summed: bool
-) -> Run:
-    """One run of two. Costs a pass over the elder.
-
-    `places`: the lower bounds in the elder of the younger's elements, if they are known.
-    """
-    if places is None:
-        heads = younger.heads_at(snapshot, np.arange(len(younger)))
-        places = elder.lower_bounds(snapshot, younger.orders, heads)
+def merge_runs(snapshot: Snapshot, elder: Run, younger: Run, *, summed: bool) -> Run:
+    """One run of two. Costs a pass over the elder."""
+    heads = younger.heads_at(snapshot, np.arange(len(younger)))
+    places = elder.lower_bounds(snapshot, younger.orders, heads)
     target = places + np.arange(len(younger))
     rows = younger.rows_between(0, len(younger)), elder.rows_between(0, len(elder))
     return Run(
@@ -289,15 +262,12 @@ def prefix_sums(values: U64) -> U64:
 
 
 def push_run(
-    snapshot: Snapshot,
-    runs: tuple[Run, ...],
-    new: Run,
-    places: I64 | None = None,
-    *,
-    summed: bool,
+    snapshot: Snapshot, runs: tuple[Run, ...], new: Run, *, summed: bool
 ) -> tuple[Run, ...]:
-    """Add a run, merging while the elder is not much larger. `places`: as in `merge_runs`."""
+    """Add a run, merging while the elder is not much larger."""
+    if not len(new):
+        return runs
     while runs and len(runs[-1]) < MERGE_RATIO * len(new):
-        new = merge_runs(snapshot, runs[-1], new, places, summed=summed)
-        runs, places = runs[:-1], None
+        new = merge_runs(snapshot, runs[-1], new, summed=summed)
+        runs = runs[:-1]
     return (*runs, new)

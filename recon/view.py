@@ -1,22 +1,21 @@
 """A view: the elements of one interest, hashed under one session key, with prefix sums.
 
 A range's summary costs two searches and a subtraction per run. A view shares only the columns of the
-index with other sessions. `refresh` takes in what was inserted since. Single new elements wait in a
-small unsorted tail, so following a slow stream of them stays cheap.
+index with other sessions. `refresh` takes in what was inserted since. Elements that one session sets aside
+are a run of its view.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
 from recon.elements import (
+    ALL_ORDERS,
     END,
     I64,
     START,
@@ -31,26 +30,14 @@ from recon.elements import (
     spread,
 )
 from recon.hashing import ElementHasher, Total, short_ids_of, summary_hash, summary_hashes
-from recon.limits import (
-    ASIDE_ROW_FIRST,
-    SELECTED_ELEMENT_BYTES,
-    VIEW_BYTES,
-    VIEW_ELEMENT_BYTES,
-    VIEW_GROUP_BYTES,
-)
+from recon.index import RangeIndex
+from recon.limits import ID_BYTES, VIEW_BYTES, VIEW_ELEMENT_BYTES, VIEW_GROUP_BYTES
 from recon.session import SessionKey
 from recon.store import EMPTY_RUN, Columns, Run, element_sequence, merge_runs, prefix_sums, push_run
-
-if TYPE_CHECKING:
-    from recon.index import IndexState, RangeIndex
 
 _BUILD_CHUNK = 1 << 14  # elements gathered at a time: 512 KiB of ids
 _WORD = (1 << 64) - 1
 _NO_COUNT, _NO_SUM = np.zeros((), np.int64), np.zeros((), np.uint64)  # of a view without runs
-_NO_TAIL = np.empty((4, 0), np.uint64)  # orders, rows, low, high
-TAIL_MAX = 512  # new elements that wait unsorted; more become a run
-SMALL_ELEMENTS_MAX = 1 << 16  # of a small interest: hashed in 1 ms
-SELECTION_BEHIND_MAX = 2_048  # rows that a view looks through for what came after its selection
 WIDE_SHARE = 8  # an interest in more than 1/8 of the rows is filtered by a scan, not by postings
 
 
@@ -66,95 +53,75 @@ class Places:
         return Places(tuple(s[which] for s in self.starts), tuple(s[which] for s in self.stops))
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The elements of an interest among the rows below `seen`, ascending, with their IDs in one piece.
-
-    Choosing, sorting and gathering cost four times as much as hashing and do not depend on the session
-    key, so the views of many sessions over one interest share a selection.
-    """
-
-    orders: U64
-    rows: U32
-    ids: U8
-    seen: int
-
-    def __len__(self) -> int:
-        return len(self.orders)
-
-
-def select(index: RangeIndex, groups: frozenset[int], window: OrderWindow) -> Selection:
-    """The elements of `groups` in `window` as of now."""
-    snapshot = index.state.snapshot
-    rows = index.postings.rows_of(snapshot, groups, snapshot.size)
-    columns = snapshot.take(rows)
-    wanted = np.flatnonzero(_in_window(window, columns.orders))
-    orders, ids = columns.orders[wanted], columns.ids[wanted]
-    sequence = element_sequence(orders, heads_of(ids))
-    return Selection(orders[sequence], rows[wanted[sequence]], ids[sequence], snapshot.size)
-
-
 class View:
-    """Elements of an interest, hashed under a session key. Belongs to one thread.
+    """The elements of `groups` (None: all) in `window`, hashed under a session key.
 
-    `selection`: what the interest selects, if it is known already. Then the view costs one pass of the
-    hash over it.
+    Belongs to one thread.
     """
 
     def __init__(
         self,
         index: RangeIndex,
         key: SessionKey,
-        groups: frozenset[int] | None,
-        window: OrderWindow,
-        selection: Selection | None = None,
+        groups: Collection[int] | None = None,
+        window: OrderWindow = ALL_ORDERS,
     ) -> None:
         self._index = index
         self._hasher = ElementHasher(key)
-        self._groups = groups
         self._wanted = None if groups is None else np.array(sorted(groups), dtype=np.uint32)
         self._window = window
-        self._tail = _NO_TAIL
-        self._tail_count = 0
-        self._tail_sums = 0, 0
+        self._aside = EMPTY_RUN
         state = index.state
         self._snapshot = state.snapshot
-        if selection is None:
-            self._seen = state.sorted_count
-            self._runs = self._first_runs(state)
-        else:
-            self._seen = selection.seen
-            run = self._keyed(selection.orders, selection.rows, selection.ids)
-            self._runs = (run,) if len(run) else ()
-        self.refresh()
+        chosen = (
+            map(self._chosen, state.runs)
+            if groups is None or not self._is_narrow(groups)
+            else [self._of_groups(groups)]
+        )
+        self._runs = tuple(self._keyed(*each) for each in chosen if len(each[0]))
+
+    def under(self, key: SessionKey) -> View:
+        """The same elements under another key: only hashed, not chosen and sorted again."""
+        view = self._copy(self._runs, self._aside)
+        view._rekey(key)  # noqa: SLF001 - a copy of ourselves
+        return view
+
+    def _copy(self, runs: tuple[Run, ...], aside: Run) -> View:
+        view = copy.copy(self)
+        view._runs, view._aside = runs, aside  # noqa: SLF001 - a copy of ourselves
+        return view
+
+    def _rekey(self, key: SessionKey) -> None:
+        self._hasher = ElementHasher(key)
+        self._runs = tuple(self._keyed(run.orders, run.rows) for run in self._runs)
 
     def __len__(self) -> int:
-        return sum(len(run) for run in self._runs) + self._tail_count
+        return sum(map(len, self.runs))
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The sorted runs, the tail among them."""
-        self._settle_tail()
-        return self._runs or (EMPTY_RUN,)
+        """The sorted runs; the last one has what was set aside, if anything was."""
+        runs = (*self._runs, self._aside) if len(self._aside) else self._runs
+        return runs or (EMPTY_RUN,)
+
+    @property
+    def bytes_kept(self) -> int:
+        """Memory that the view holds, about."""
+        groups_count = 0 if self._wanted is None else len(self._wanted)
+        return VIEW_BYTES + VIEW_ELEMENT_BYTES * len(self) + VIEW_GROUP_BYTES * groups_count
 
     # Building and growing
 
-    def _first_runs(self, state: IndexState) -> tuple[Run, ...]:
-        if self._groups is not None:
-            rows = self._index.postings.rows_of(state.snapshot, self._groups, state.sorted_count)
-            if len(rows) * WIDE_SHARE < state.sorted_count:
-                return self._run_of_rows(rows)
-        runs = (self._keyed(*self._chosen(run)) for run in state.runs)
-        return tuple(run for run in runs if len(run))
+    def _is_narrow(self, groups: Collection[int]) -> bool:
+        return self._index.postings.count(groups) * WIDE_SHARE < self._snapshot.size
 
-    def _run_of_rows(self, rows: U32) -> tuple[Run, ...]:
+    def _of_groups(self, groups: Collection[int]) -> tuple[U64, U32]:
+        rows = self._index.postings.rows_of(self._snapshot, groups, self._snapshot.size)
         columns = self._snapshot.take(rows)
-        wanted = _in_window(self._window, columns.orders)
-        orders, rows = columns.orders[wanted], rows[wanted]
-        if not len(rows):
-            return ()
+        wanted = np.flatnonzero(_in_window(self._window, columns.orders))
+        orders = columns.orders[wanted]
         sequence = element_sequence(orders, heads_of(columns.ids[wanted]))
-        return (self._keyed(orders[sequence], rows[sequence]),)
+        return orders[sequence], rows[wanted[sequence]]
 
     def _chosen(self, run: Run) -> tuple[U64, U32 | None]:
         lower, upper = self._window
@@ -168,16 +135,14 @@ class View:
         mine = np.isin(self._snapshot.take(rows).groups, self._wanted)
         return orders[mine], rows[mine]
 
-    def _keyed(self, orders: U64, rows: U32 | None, ids_here: U8 | None = None) -> Run:
-        """A run with its sums: one pass over the ids, in element order. `ids_here`: gathered already."""
+    def _keyed(self, orders: U64, rows: U32 | None) -> Run:
+        """A run with its sums: one pass over the ids, in element order."""
         count = len(orders)
         low, high = np.empty(count + 1, np.uint64), np.empty(count + 1, np.uint64)
         low[0] = high[0] = 0
         for start in range(0, count, _BUILD_CHUNK):
             stop = min(start + _BUILD_CHUNK, count)
-            if ids_here is not None:
-                ids = ids_here[start:stop]
-            elif rows is None:
+            if rows is None:
                 ids = self._snapshot.slice(start, stop).ids
             else:
                 ids = self._snapshot.ids_of(rows[start:stop])
@@ -189,57 +154,29 @@ class View:
 
     def refresh(self) -> int:
         """Take in what was inserted since the last call; returns how many elements came."""
-        self._snapshot = self._index.state.snapshot.beside(self._snapshot.aside)
-        seen, self._seen = self._seen, self._snapshot.size
-        if seen >= self._seen:
+        seen, self._snapshot = self._snapshot.size, self._index.state.snapshot
+        if seen == self._snapshot.size:
             return 0
-        news = self._snapshot.slice(seen, self._seen)
-        rows = np.arange(seen, self._seen, dtype=np.uint32)
-        if self._groups is not None or self._window != (0, None):
+        news = self._snapshot.slice(seen, self._snapshot.size)
+        rows = np.arange(seen, self._snapshot.size, dtype=np.uint32)
+        if self._wanted is not None or self._window != ALL_ORDERS:
             mine = _in_window(self._window, news.orders)
             if self._wanted is not None:
                 mine &= np.isin(news.groups, self._wanted)
             news, rows = news.take(mine), rows[mine]
-        if len(rows) + self._tail_count <= TAIL_MAX:
-            self._add_to_tail(news.orders, news.ids, rows)
-        else:
-            self._settle_tail()
-            sequence = element_sequence(news.orders, heads_of(news.ids))
-            self._push(self._keyed(news.orders[sequence], rows[sequence]))
+        sequence = element_sequence(news.orders, heads_of(news.ids))
+        run = self._keyed(news.orders[sequence], rows[sequence])
+        self._runs = push_run(self._snapshot, self._runs, run, summed=True)
         return len(rows)
 
-    def _add_to_tail(self, orders: U64, ids: U8, rows: U32) -> None:
-        start, stop = self._tail_count, self._tail_count + len(rows)
-        if stop and self._tail is _NO_TAIL:
-            self._tail = np.empty((4, TAIL_MAX), np.uint64)
-        tail = self._tail[:, start:stop]
-        tail[0], tail[1] = orders, rows
-        self._hasher.hash_into(orders, ids, tail[2], tail[3])
-        self._tail_count = stop
-        low, high = self._tail_sums
-        self._tail_sums = low + sum(tail[2].tolist()), high + sum(tail[3].tolist())
-
-    def _settle_tail(self) -> None:
-        count, self._tail_count = self._tail_count, 0
-        if not count:
-            return
-        self._tail_sums = 0, 0
-        orders, low, high = (self._tail[lane, :count] for lane in (0, 2, 3))
-        rows = self._tail[1, :count].astype(np.uint32)
-        sequence = element_sequence(orders, heads_of(self._snapshot.ids_of(rows)))
-        low, high = prefix_sums(low[sequence]), prefix_sums(high[sequence])
-        self._push(Run(orders[sequence], rows[sequence], low, high))
-
-    def _push(self, run: Run) -> None:
-        if len(run):
-            self._runs = push_run(self._snapshot, self._runs, run, summed=True)
-
     def consolidate(self) -> Run:
-        """Merge all runs into one, so that every later question costs least; returns it."""
-        runs = self.runs
+        """Merge all runs into one, so that every later question costs least; returns it.
+
+        What was set aside stays apart.
+        """
+        runs = self._runs or (EMPTY_RUN,)
         while len(runs) > 1:
-            merged = merge_runs(self._snapshot, runs[-2], runs[-1], None, summed=True)
-            runs = (*runs[:-2], merged)
+            runs = (*runs[:-2], merge_runs(self._snapshot, *runs[-2:], summed=True))
         self._runs = runs
         return runs[0]
 
@@ -278,35 +215,55 @@ class View:
             high = high + (run.high[stop] - run.high[start])
         return summary_hashes(low, high, counts), counts
 
-    def members(self, places: Places) -> tuple[I64, U64, U32]:
-        """Elements of the ranges: owner range i64[k] ascending, hash lane u64[k], row u32[k]."""
-        owners, lanes, rows = [], [], []
+    def members(self, places: Places) -> tuple[I64, U64, I64]:
+        """Elements of the ranges: owner range i64[k] ascending, hash lane u64[k], number i64[k].
+
+        An element's number counts the elements of the view, run after run (`columns_of`).
+        """
+        owners, lanes, numbers = [], [], []
+        first = 0
         for run, start, stop in zip(self.runs, places.starts, places.stops, strict=True):
             owner, within = spread(stop - start)
             at = start[owner] + within
             owners.append(owner)
             lanes.append(run.low[at + 1] - run.low[at])
-            rows.append(run.rows_at(at))
+            numbers.append(at + first)
+            first += len(run)
         if len(owners) == 1:
-            return owners[0], lanes[0], rows[0]
-        owner = np.concatenate(owners) if owners else np.empty(0, np.int64)
+            return owners[0], lanes[0], numbers[0]
+        owner = np.concatenate(owners)
         sequence = np.argsort(owner, kind="stable")
-        lane = np.concatenate(lanes) if lanes else np.empty(0, np.uint64)
-        row = np.concatenate(rows) if rows else np.empty(0, np.uint32)
-        return owner[sequence], lane[sequence], row[sequence]
+        return owner[sequence], np.concatenate(lanes)[sequence], np.concatenate(numbers)[sequence]
 
-    def columns_of(self, rows: U32) -> tuple[U64, U8]:
-        """orders u64[n] and ids u8[n, 32] of rows."""
-        columns = self._snapshot.take(rows)
-        return columns.orders, columns.ids
+    def columns_of(self, numbers: I64) -> tuple[U64, U8]:
+        """orders u64[n] and ids u8[n, 32] of elements by number, as `members` gives them."""
+        runs, snapshot = self.runs, self._snapshot
+        if len(runs) == 1:
+            return runs[0].orders[numbers], runs[0].ids_at(snapshot, numbers)
+        orders, ids = (
+            np.empty(len(numbers), np.uint64),
+            np.empty((len(numbers), ID_BYTES), np.uint8),
+        )
+        first = 0
+        for run in runs:
+            mine = np.flatnonzero((numbers >= first) & (numbers < first + len(run)))
+            at = numbers[mine] - first
+            orders[mine], ids[mine] = run.orders[at], run.ids_at(snapshot, at)
+            first += len(run)
+        return orders, ids
+
+    def are_aside(self, numbers: I64) -> Mask:
+        """Which of these elements only this view has, bool[n]."""
+        aside: Mask = numbers >= len(self) - len(self._aside)
+        return aside
 
     def places_of_newest_rows(self, count: int) -> I64:
         """Places, in the one run of a consolidated view, of what was inserted last."""
         run = self.consolidate()
-        oldest = self._seen - count
+        oldest = self._snapshot.size - count
         if run.rows is None:
             return np.arange(max(oldest, 0), len(run))
-        return np.flatnonzero((run.rows >= oldest) & (run.rows < ASIDE_ROW_FIRST))
+        return np.flatnonzero(run.rows >= oldest)
 
     def heads_of_places(self, run: Run, places: I64) -> U64:
         """Heads of elements of one run."""
@@ -316,8 +273,8 @@ class View:
 
     def elements(self, span: Range) -> tuple[U64, U8]:
         """orders u64[n] and ids u8[n, 32] of a range, sorted."""
-        _, _, rows = self.members(self.locate(RangeColumns.of(span)))
-        orders, ids = self.columns_of(rows)
+        _, _, numbers = self.members(self.locate(RangeColumns.of(span)))
+        orders, ids = self.columns_of(numbers)
         if len(self.runs) > 1:
             sequence = element_sequence(orders, heads_of(ids))
             orders, ids = orders[sequence], ids[sequence]
@@ -336,8 +293,8 @@ class View:
         return summary_hash(low & _WORD, high & _WORD, count), count
 
     def _sums(self) -> tuple[int, int]:
-        low, high = self._tail_sums
-        for run in self._runs:
+        low = high = 0
+        for run in self.runs:
             low += int(run.low[-1])
             high += int(run.high[-1])
         return low, high
@@ -355,31 +312,24 @@ class View:
     # Elements that one session sets aside
 
     def apart(self, added: Columns, removed: Columns) -> View:
-        """A view of its own that names `added`, which this one lacks, and not `removed`.
+        """A view of its own that has `added`, which this one lacks, and not `removed`.
 
-        Elements added have the row numbers from `ASIDE_ROW_FIRST` on. Costs a pass over the view.
+        Costs a pass over the view.
         """
-        self._settle_tail()
-        view = copy.copy(self)
-        view._set_apart(added, removed)  # noqa: SLF001 - a copy of ourselves
-        return view
-
-    def _set_apart(self, added: Columns, removed: Columns) -> None:
-        self._tail = _NO_TAIL
+        runs = self._runs
         if len(removed):
-            kept = (self._without(run, removed) for run in self._runs)
-            self._runs = tuple(run for run in kept if len(run))
-        if len(added):
-            self._snapshot = self._snapshot.beside(added)
-            sequence = element_sequence(added.orders, heads_of(added.ids))
-            rows = (sequence + ASIDE_ROW_FIRST).astype(np.uint32)
-            self._push(self._keyed(added.orders[sequence], rows))
+            runs = tuple(run for each in runs if len(run := self._without(each, removed)))
+        some = added.take(element_sequence(added.orders, heads_of(added.ids)))
+        low, high = self._hasher.lanes(some.orders, some.ids)
+        return self._copy(
+            runs, Run(some.orders, None, prefix_sums(low), prefix_sums(high), some.ids)
+        )
 
     def _without(self, run: Run, removed: Columns) -> Run:
         places = run.lower_bounds(self._snapshot, removed.orders, heads_of(removed.ids))
         there = np.flatnonzero(run.holds_order(places, removed.orders))
         places = places[there]
-        same = (self._snapshot.ids_of(run.rows_at(places)) == removed.ids[there]).all(axis=1)
+        same = (run.ids_at(self._snapshot, places) == removed.ids[there]).all(axis=1)
         kept = np.ones(len(run), bool)
         kept[places[same]] = False
         rows = run.rows_between(0, len(run))[kept]
@@ -401,128 +351,39 @@ def _in_window(window: OrderWindow, orders: U64) -> Mask:
 # ---- the cache of views
 
 
-CacheKey = tuple[bytes, frozenset[int] | None, OrderWindow]
-_SelectionKey = tuple[frozenset[int], OrderWindow]
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheBounds:
-    """Bounds of a `ViewCache`.
-
-    `large_max` views of more than `small_elements_max` elements, of `large_bytes_max` bytes together;
-    smaller views, and what small interests select, in bytes.
-    """
-
-    small_elements_max: int = SMALL_ELEMENTS_MAX
-    large_max: int
-    large_bytes_max: int
-    small_bytes_max: int
-    selections_bytes_max: int
-
-
 class ViewCache:
-    """A bounded cache of views; it only saves the responder from building them again.
+    """Views by name, bounded in bytes; it only saves work.
 
-    A few large views and many small ones have bounds of their own, so that the participants of one
-    large group, or of many small ones, keep their views while two nodes reconcile everything. What a
-    small interest selects is kept too: the views of all its sessions are built from it. Each part
-    drops what was used longest ago; the view used last stays, however large it is. Not thread-safe:
-    one event loop owns it.
+    The views used longest ago are dropped. The one used last stays, however large it is. Not thread-safe: one
+    event loop owns it.
     """
 
-    def __init__(self, index: RangeIndex, bounds: CacheBounds) -> None:
-        self._index = index
-        self._small_max = bounds.small_elements_max
-        self._large: _Recent[CacheKey, View] = _Recent(bounds.large_bytes_max, bounds.large_max)
-        self._small: _Recent[CacheKey, View] = _Recent(bounds.small_bytes_max)
-        self._selections: _Recent[_SelectionKey, Selection] = _Recent(bounds.selections_bytes_max)
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Hashable, tuple[View, int, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._large) + len(self._small)
+        return len(self._kept)
 
-    def holds(self, key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> bool:
-        """Whether `get` would be cheap (budgets of callers count the others)."""
-        name = _cache_key(key, groups, window)
-        return name in self._small or name in self._large
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._kept
 
-    def get(self, key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> View:
-        """The view, up to date: cached and refreshed, or built."""
-        name = _cache_key(key, groups, window)
-        part = self._small if name in self._small else self._large
-        view = part.pop(name)
-        if view is None:
-            view = View(self._index, key, name[1], window, self._selected(name[1], window))
-        else:
-            view.refresh()
-        self._put(name, view)
+    def find(self, name: Hashable) -> View | None:
+        """The view, up to date."""
+        if name not in self._kept:
+            return None
+        view, _, beside_bytes = self._kept[name]
+        view.refresh()
+        self.keep(name, view, beside_bytes)
         return view
 
-    def put(
-        self,
-        key: SessionKey,
-        groups: Collection[int] | None,
-        window: OrderWindow,
-        view: View,
-    ) -> None:
-        """Keep a view of this index that was built elsewhere: on another thread."""
-        name = _cache_key(key, groups, window)
-        for part in (self._small, self._large):
-            part.pop(name)
-        self._put(name, view)
-
-    def _put(self, name: CacheKey, view: View) -> None:
-        part = self._small if len(view) <= self._small_max else self._large
-        part.put(name, view, _bytes_of(name, view))
-
-    def _selected(self, groups: frozenset[int] | None, window: OrderWindow) -> Selection | None:
-        """What a small interest selects: as it is known, or selected again if many rows came since."""
-        if groups is None or self._index.postings.count(groups) > self._small_max:
-            return None
-        selection = self._selections.pop((groups, window))
-        if selection is None or len(self._index) - selection.seen > SELECTION_BEHIND_MAX:
-            selection = select(self._index, groups, window)
-        size = SELECTED_ELEMENT_BYTES * len(selection) + VIEW_GROUP_BYTES * len(groups)
-        self._selections.put((groups, window), selection, size)
-        return selection
-
-
-class _Recent(Generic[_K, _V]):
-    """Values by key, bounded in bytes and number; the ones put in longest ago are dropped."""
-
-    def __init__(self, bytes_max: int, count_max: int = sys.maxsize) -> None:
-        self._bytes_max = bytes_max
-        self._count_max = count_max
-        self._bytes = 0
-        self._values: OrderedDict[_K, tuple[_V, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: _K) -> bool:
-        return key in self._values
-
-    def pop(self, key: _K) -> _V | None:
-        """Take a value out, to put it back as the newest."""
-        value, size = self._values.pop(key, (None, 0))
-        self._bytes -= size
-        return value
-
-    def put(self, key: _K, value: _V, size: int) -> None:
-        """Keep a value of `size` bytes, and drop the oldest ones beyond the bounds, but not this one."""
-        self._values[key] = value, size
+    def keep(self, name: Hashable, view: View, beside_bytes: int = 0) -> None:
+        """Keep a view as the one that was used last. `beside_bytes`: memory that only it refers to."""
+        if name in self._kept:
+            self._bytes -= self._kept.pop(name)[1]
+        size = view.bytes_kept + beside_bytes
+        self._kept[name] = view, size, beside_bytes
         self._bytes += size
-        while len(self._values) > 1 and (
-            len(self._values) > self._count_max or self._bytes > self._bytes_max
-        ):
-            self._bytes -= self._values.popitem(last=False)[1][1]
-
-
-def _bytes_of(name: CacheKey, view: View) -> int:
-    groups = name[1] or ()
-    return VIEW_BYTES + VIEW_ELEMENT_BYTES * len(view) + VIEW_GROUP_BYTES * len(groups)
-
-
-def _cache_key(key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> CacheKey:
-    return key.raw, None if groups is None else frozenset(groups), window
+        while self._bytes > self._bytes_max and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1][1]

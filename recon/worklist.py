@@ -26,7 +26,7 @@ from recon.cuts import bounds_at
 from recon.elements import END, F64, I64, START, U8, WHOLE_RANGES, Mask, RangeColumns
 from recon.limits import PARTS_MAX, PHASE_NONE, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from recon.store import Run, element_sequence
-from recon.view import Places, View
+from recon.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,27 +137,23 @@ def opening_work(view: View, phase: int, recent: int, uncut_max: int = 0) -> Wor
     A view of at most `uncut_max` elements is one range.
     """
     run = view.consolidate()
-    if len(run) <= uncut_max:
-        ranges, where = WHOLE_RANGES, view.locate(WHOLE_RANGES)
-    else:
-        ranges, where = _cut_newest(view, run, phase, recent)
-    hashes, counts = view.summaries(where)
+    ranges = WHOLE_RANGES if len(view) <= uncut_max else _cut_newest(view, run, phase, recent)
+    hashes, counts = view.summaries(view.locate(ranges))
     zeros = np.zeros(len(ranges), np.int64)
     return Work(ranges, zeros.astype(bool), zeros, counts, counts, hashes)
 
 
-def _cut_newest(view: View, run: Run, phase: int, recent: int) -> tuple[RangeColumns, Places]:
+def _cut_newest(view: View, run: Run, phase: int, recent: int) -> RangeColumns:
     places = _untied(run, np.concatenate((_skewed(len(run), phase), _recent(view, recent))))
     places = np.unique(places[(places > 0) & (places < len(run))])
     orders, heads, possible = bounds_at(view, run, places)
     if possible is not None:
-        places, orders, heads = places[possible], orders[possible], heads[possible]
+        orders, heads = orders[possible], heads[possible]
     edges = (
         np.concatenate(([np.uint64(low)], inner, [np.uint64(high)]))
         for low, inner, high in zip(START, (orders, heads), END, strict=True)
     )
-    where = Places((np.append(0, places),), (np.append(places, len(run)),))
-    return RangeColumns.tiling(*edges), where
+    return RangeColumns.tiling(*edges)
 
 
 def _untied(run: Run, places: I64) -> I64:

@@ -28,8 +28,9 @@ from app.store.integrity import check_structure, message_or_fault
 from app.store.recovery import Published, copy_rows, publish_rows
 from app.store.sqlite import replace_file, writing_alone
 from app.store.store import Store
-from recon.elements import ALL_ORDERS, U8, U64, WHOLE, order_of_lamport
+from recon.elements import U8, U64, WHOLE, order_of_lamport
 from recon.session import SessionKey
+from recon.view import View
 from sdstore.sds.model import Message
 
 CHANNELS_PER_READ = 1_000
@@ -169,9 +170,7 @@ async def channels_of(store: Store) -> AsyncIterator[ChannelInfo]:
 
 def _elements_of(index: NodeIndex, channel: ChannelInfo) -> tuple[U64, U8]:
     """Orders u64[n] and digests u8[n, 32] of a channel by the index."""
-    view = index.elements.view(
-        _ANY_KEY, frozenset((group_of_entries(channel.channel_no),)), ALL_ORDERS
-    )
+    view = View(index.elements, _ANY_KEY, frozenset((group_of_entries(channel.channel_no),)))
     return view.elements(WHOLE)
 
 

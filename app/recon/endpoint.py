@@ -29,7 +29,6 @@ from app.server.limits import Limits
 from recon.elements import Bound, OrderWindow, bound_bytes, order_of_lamport
 from recon.errors import RemoteProtocolError
 from recon.fetch import NOTHING_WANTED, Found, Wanted, read_fetch, resolve
-from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
 from recon.limits import Limits as ReconLimits
 from recon.marks import MARK_BYTES, MARK_BYTES_MAX, NOTHING_CAME, Arrived, view_of
@@ -55,6 +54,9 @@ FETCH_CHUNK = 1_024
 MARK_COST = 1_000
 """The cost of reading a mark, in hashed elements, besides the elements after it: 0.3 ms."""
 
+NEWS_ROW_BYTES = 56
+"""Memory of one element after a mark, besides what its view holds: its columns, and its place among them."""
+
 NEWS_COST = 10
 """The cost of reading one element after a mark from the database, in hashed elements: 1 to 2 us."""
 
@@ -63,12 +65,6 @@ MARK_FIELD_BYTES = 2 + MARK_BYTES
 
 RESUME_BYTES = 24
 """The two fields of a truncated reply."""
-
-NEWS_VIEWS_MAX = 64
-"""Views over the news that are kept: for twice as many sessions as a node starts side by side."""
-
-NEWS_ELEMENTS_MAX = 131_072
-"""Elements of all these views: 13 MB. The largest view has half of them."""
 
 FOLLOWED_ITEMS_MIN = 64
 """If more items are pushed, the index takes them in at once: otherwise the next comparison would wait for a
@@ -104,7 +100,6 @@ class ReconEndpoint:
         self._interests = interests
         self._known = KnownInterests(self._limits.recon_interests_bytes_max)
         self._budgets = budgets
-        self._news = NewsViews(index)
 
     @property
     def nonce_secret(self) -> bytes:
@@ -195,7 +190,11 @@ class ReconEndpoint:
             if request.mark and name == interest_hash(mutual.encode()):
                 response.mark = self._replica.marks.at_present(mutual, policy)
                 if request.since:
-                    self._news.keep(key, request.since, response.mark, mutual, policy, asked.view)
+                    self._index.views.keep(
+                        _News(key, request.since, response.mark, mutual),
+                        asked.view,
+                        beside_bytes=NEWS_ROW_BYTES * len(asked.view),
+                    )
             found = _without(resolve(asked.view, fetched), asked.later)
             await self._fill(response, found, room, asked.claims_end)
         response.push_outcomes.extend(outcomes)
@@ -222,7 +221,7 @@ class ReconEndpoint:
         compares = request.HasField("ranges") or request.total
         # A short id leads to nothing that arrived later, and all of a range to everything in it.
         needs_up_to = compares or not fetched.counts.all()
-        news = self._news.find(key, request, mutual, policy, needs_up_to=needs_up_to)
+        news = self._index.views.find(_News(key, request.since, request.up_to, mutual))
         if news is not None:
             return _Asked(news, NOTHING_CAME, claims_end)
         await self._index.catch_up()
@@ -367,53 +366,16 @@ class _Asked(NamedTuple):
     claims_end: int | None
 
 
-class NewsViews:
-    """A cache of the views over the news, for the requests that follow the first answer of a session.
+class _News(NamedTuple):
+    """The name of a view over what arrived between two marks, for the requests that follow the first answer.
 
-    They would otherwise read both marks and the news again. The oldest views are dropped: those sessions
-    read again. A view is of no use once the index was read again, or the policy or interest changed.
+    They would otherwise read both marks and the news again.
     """
 
-    def __init__(self, index: NodeIndex) -> None:
-        self._index = index
-        self._kept: OrderedDict[tuple[bytes, bytes], _News] = OrderedDict()
-
-    def keep(
-        self, key: SessionKey, since: bytes, up_to: bytes, mutual: Interest, policy: int, view: View
-    ) -> None:
-        """Keep the view of what arrived between two marks."""
-        self._kept.pop((key.raw, since), None)
-        self._kept[key.raw, since] = _News(self._index.elements, up_to, mutual, policy, view)
-        while (
-            len(self._kept) > NEWS_VIEWS_MAX
-            or sum(len(each.view) for each in self._kept.values()) > NEWS_ELEMENTS_MAX
-        ):
-            self._kept.popitem(last=False)
-
-    def find(
-        self,
-        key: SessionKey,
-        request: wire.ReconRequest,
-        mutual: Interest,
-        policy: int,
-        *,
-        needs_up_to: bool,
-    ) -> View | None:
-        """The view that a request is about, if it was kept under the same circumstances."""
-        news = None if request.mark else self._kept.get((key.raw, request.since))
-        if news is None or news.elements is not self._index.elements:
-            return None
-        if needs_up_to and request.up_to != news.up_to:
-            return None
-        return news.view if (news.mutual, news.policy) == (mutual, policy) else None
-
-
-class _News(NamedTuple):
-    elements: RangeIndex
+    key: SessionKey
+    since: bytes
     up_to: bytes
     mutual: Interest
-    policy: int
-    view: View
 
 
 def _policy_for(caller: Caller, wanted: InterestState) -> int:

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow
 from recon.index import RangeIndex
 from recon.session import Interest, SessionKey
 from recon.store import Snapshot
-from recon.view import SMALL_ELEMENTS_MAX, CacheBounds, View, ViewCache
+from recon.view import View, ViewCache
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +50,14 @@ ELEMENTS_PER_READ = 8_192
 CHANNELS_PER_READ = 1_000
 """Names of one read."""
 
+INTERESTS_MAX = 256
+"""Interests whose channels are cached; a miss costs a look at each of its names."""
+
 ROOTS_MAX = 4_096
 """Channels whose roots are cached; a miss costs a sort of the channel's digests."""
+
+SMALL_ELEMENTS_MAX = 65_536
+"""Elements of a view that is built on the event loop: hashed in 1 ms."""
 
 VIEW_COST_MIN = 10_000
 """The cost of the smallest view, in hashed elements: 0.3 ms."""
@@ -78,8 +85,8 @@ class NodeIndex:
     def _begin(self) -> None:
         """Start with an empty index."""
         self.elements = RangeIndex()
-        self._channels = ChannelGroups(self._limits.recon_views_max)
-        self._views, self._sums = self._caches()
+        self._channels = ChannelGroups(INTERESTS_MAX)
+        self._forget_elements()
         self._read = NOTHING_ARRIVED
         self._saved_count = 0
         self._last_channel_number = 0
@@ -91,7 +98,7 @@ class NodeIndex:
         read = None if checkpoint is None else await self._place_of(checkpoint.stamp)
         if checkpoint is not None and read is not None:
             self.elements, self._read = checkpoint.index, read
-            self._views, self._sums = self._caches()
+            self._forget_elements()
             self._saved_count = len(self.elements)
             await self._learn_channels()
         elif await asyncio.to_thread(path.exists):
@@ -110,15 +117,12 @@ class NodeIndex:
         is_ours = database == self._store.database_id and await self._store.arrivals.holds(*read)
         return read if is_ours else None
 
-    def _caches(self) -> tuple[ViewCache, GroupSums]:
-        limits = self._limits
-        bounds = CacheBounds(
-            large_max=limits.recon_views_max,
-            large_bytes_max=limits.recon_views_bytes_max,
-            small_bytes_max=limits.recon_small_views_bytes_max,
-            selections_bytes_max=limits.recon_selections_bytes_max,
-        )
-        return ViewCache(self.elements, bounds), GroupSums(self.elements)
+    def _forget_elements(self) -> None:
+        """Start without what was derived from other elements."""
+        self.views = ViewCache(self._limits.recon_views_bytes_max)
+        self._newest: WeakValueDictionary[tuple[frozenset[int] | None, OrderWindow], View]
+        self._newest = WeakValueDictionary()
+        self._sums = GroupSums(self.elements)
 
     async def save(self, path: Path, growth_min: int = 1) -> None:
         """Write the index to `path` if it grew by `growth_min` elements since the last write."""
@@ -167,7 +171,23 @@ class NodeIndex:
 
     def view(self, key: SessionKey, interest: Interest) -> View:
         """The elements of an interest under a session key: cached, or built."""
-        return self._views.get(key, self._channels.of(interest), interest.window)
+        return self._view(key, self._channels.of(interest), interest.window)
+
+    def _view(self, key: SessionKey, groups: frozenset[int] | None, window: OrderWindow) -> View:
+        view = self.views.find((key, groups, window))
+        if view is None:
+            # Of another session over this interest: choosing and sorting cost four times as much as hashing.
+            like = self._newest.get((groups, window))
+            view = View(self.elements, key, groups, window) if like is None else like.under(key)
+            view.refresh()
+            self._keep(view, key, groups, window)
+        return view
+
+    def _keep(
+        self, view: View, key: SessionKey, groups: frozenset[int] | None, window: OrderWindow
+    ) -> None:
+        self.views.keep((key, groups, window), view)
+        self._newest[groups, window] = view
 
     async def prepare_view(self, key: SessionKey, interest: Interest) -> None:
         """Build a large view on another thread, so that `view` costs little; at most `BUILT_AT_ONCE`.
@@ -177,17 +197,17 @@ class NodeIndex:
         if self.elements_to_hash(key, interest) <= VIEW_COST_MIN + SMALL_ELEMENTS_MAX:
             return
         async with self._building:
-            elements, views = self.elements, self._views
-            groups = self._channels.of(interest)
+            elements, groups = self.elements, self._channels.of(interest)
             # Another request of the session may have built it meanwhile.
-            if not views.holds(key, groups, interest.window):
-                view = await asyncio.to_thread(elements.view, key, groups, interest.window)
-                views.put(key, groups, interest.window, view)
+            if (key, groups, interest.window) not in self.views:
+                view = await asyncio.to_thread(View, elements, key, groups, interest.window)
+                if elements is self.elements:  # not read again meanwhile
+                    self._keep(view, key, groups, interest.window)
 
     def elements_to_hash(self, key: SessionKey, interest: Interest) -> int:
         """The cost of `view` in elements; 0 if it is cached."""
         groups = self._channels.of(interest)
-        if self._views.holds(key, groups, interest.window):
+        if (key, groups, interest.window) in self.views:
             return 0
         return VIEW_COST_MIN + self._sums.count(groups)
 
@@ -239,7 +259,7 @@ class NodeIndex:
         """orders u64[n] and digests u8[n, 32] of a channel's entries in a window, sorted."""
         number = self._channels.numbers.get(channel_id)
         groups = frozenset() if number is None else frozenset((group_of_entries(number),))
-        return self._views.get(_PLAIN_KEY, groups, window).elements(WHOLE)
+        return self._view(_PLAIN_KEY, groups, window).elements(WHOLE)
 
     async def root(self, channel_id: str, entries_count: int) -> tuple[int, bytes]:
         """(count, BLAKE3 over the sorted digests) of a channel with `entries_count` entries or more."""

@@ -395,25 +395,10 @@ class Limits:
         300, "seconds", "a killed node reads again at most the elements of one interval"
     )
     index_save_growth_min: int = _bound(20_000, "elements", "SQL reads fewer in a few milliseconds")
-    recon_views_max: int = _bound(
-        16,
-        "views of more than 65,536 elements",
-        "one per session of two nodes; one more costs a rebuild",
-    )
     recon_views_bytes_max: int = _bound(
         1024 * MIB,
         "bytes",
-        "three views of 10^7 elements, 28 bytes each; the cache always keeps the last one",
-    )
-    recon_small_views_bytes_max: int = _bound(
-        192 * MIB,
-        "bytes",
-        "of views of up to 65,536 elements: those of 600 participants with 10,000 messages each",
-    )
-    recon_selections_bytes_max: int = _bound(
-        64 * MIB,
-        "bytes",
-        "elements of small interests, sorted for their next views: 1.5 million of 44 bytes",
+        "views of sessions, 28 bytes an element: three of 10^7, or of 3,000 participants with 10,000 messages each",
     )
     recon_view_elements_per_minute: int = _bound(
         60_000_000,

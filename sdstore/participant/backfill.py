@@ -152,7 +152,7 @@ class LogReplica:
 
     def view(self, key: SessionKey, interest: Interest) -> View:
         """See `Replica`; all elements are of the one channel."""
-        return self._index.view(key, None, interest.window)
+        return View(self._index, key, window=interest.window)
 
     def holds(self, orders: U64, ids: U8) -> Mask:
         """See `Replica`."""

@@ -236,33 +236,25 @@ def _half_words(hasher: Any, orders: Any, ids: Any, low: Any, high: Any) -> Any:
 # ---- index and views
 
 
-class _Forgetful(set[Any]):
-    def __contains__(self, element: object) -> bool:
-        return False
-
-
-def _forget_what_waits(insert_few: Any) -> Any:
-    def wrong(index: Any, *columns: Any) -> Any:
-        index._pending = _Forgetful(index._pending)
-        return insert_few(index, *columns)
-
-    return wrong
-
-
-def _look_at_the_first_tie_only(
-    index: Any, run: Any, places: Any, orders: Any, ids: Any, _heads: Any
-) -> Any:
+def _look_at_the_first_tie_only(index: Any, orders: Any, ids: Any, heads: Any) -> Any:
     found = np.zeros(len(orders), bool)
-    some = np.flatnonzero(run.holds_order(places, orders))
-    stored = index._store.snapshot.take(run.rows_at(places[some]))
-    found[some] = (stored.ids == ids[some]).all(axis=1) & (stored.orders == orders[some])
+    snapshot, runs = index.state
+    for run in runs:
+        places = run.lower_bounds(snapshot, orders, heads)
+        some = np.flatnonzero(run.holds_order(places, orders))
+        stored = snapshot.take(run.rows_at(places[some]))
+        found[some] |= (stored.ids == ids[some]).all(axis=1) & (stored.orders == orders[some])
     return found
 
 
 def _younger_first(merge_runs: Any) -> Any:
-    def wrong(snapshot: Any, elder: Any, younger: Any, _places: Any, *, summed: bool) -> Any:
-        places = np.zeros(len(younger), np.int64)
-        return merge_runs(snapshot, elder, younger, places, summed=summed)
+    class Elder(_module("store").Run):  # type: ignore[misc]
+        def lower_bounds(self, _snapshot: Any, orders: Any, _heads: Any) -> Any:
+            return np.zeros(len(orders), np.int64)
+
+    def wrong(snapshot: Any, elder: Any, younger: Any, *, summed: bool) -> Any:
+        elder = Elder(elder.orders, elder.rows, elder.low, elder.high)
+        return merge_runs(snapshot, elder, younger, summed=summed)
 
     return wrong
 
@@ -278,18 +270,16 @@ def _closed_above(window: Any, orders: Any) -> Any:
 
 
 def _groups_do_not_grow(refresh: Any) -> Any:
-    return lambda view: 0 if view._groups is not None else refresh(view)
+    return lambda view: 0 if view._wanted is not None else refresh(view)
 
 
-def _forget_the_tail(sums: Any) -> Any:
-    return lambda view: _with(view, "_tail_sums", (0, 0), lambda: sums(view))
+def _begin_at_the_present(view: Any, *_: Any) -> Any:
+    view._snapshot = view._index.state.snapshot
+    return view
 
 
-def _endless_cache(init: Any) -> Any:
-    def wrong(cache: Any, index: Any, bounds: Any) -> None:
-        init(cache, index, replace(bounds, large_bytes_max=_ENDLESS, small_bytes_max=_ENDLESS))
-
-    return wrong
+def _in_any_window(of_groups: Any) -> Any:
+    return lambda view, groups: _with(view, "_window", (0, None), lambda: of_groups(view, groups))
 
 
 def _show_half_merged_segments(postings: Any, snapshot: Any) -> None:
@@ -407,9 +397,9 @@ def _one_lane(total: Any) -> Any:
 
 
 def _offer_what_is_aside(have: Any) -> Any:
-    def wrong(learning: Any, rows: Any) -> None:
-        have(learning, rows)
-        aside = rows[rows >= _module("limits").ASIDE_ROW_FIRST]
+    def wrong(learning: Any, numbers: Any) -> None:
+        have(learning, numbers)
+        aside = numbers[learning._view.are_aside(numbers)]
         if len(aside):
             found = _module("events").Have(*learning._view.columns_of(aside))
             learning._out.events.append(found)
@@ -417,8 +407,8 @@ def _offer_what_is_aside(have: Any) -> Any:
     return wrong
 
 
-def _without_aside(learning: Any, rows: Any) -> Any:
-    return learning, rows[rows < _module("limits").ASIDE_ROW_FIRST]
+def _without_aside(learning: Any, numbers: Any) -> Any:
+    return learning, numbers[~learning._view.are_aside(numbers)]
 
 
 def _remove_by_order(without: Any) -> Any:
@@ -434,7 +424,7 @@ def _remove_by_order(without: Any) -> Any:
 
 
 def _forget_aside(count: int, view: Any) -> int:
-    view._snapshot = view._index.state.snapshot
+    view._aside = _module("store").EMPTY_RUN
     return count
 
 
@@ -497,19 +487,17 @@ FAULTS = [
     _fault("a prefix covers whatever sorts above it", "session:_begins_with_one", instead(lambda prefixes, name: bisect_right(prefixes, name) > 0), _KEYS),
     # Index and views
     _fault("duplicates in a batch are kept", "index:_repeats", instead(lambda orders, _heads, _ids: np.zeros(len(orders), bool)), _INDEX),
-    _fault("duplicates of older runs are kept", "index:RangeIndex._stored", instead(lambda _index, _run, _places, orders, *_: np.zeros(len(orders), bool)), _INDEX),
-    _fault("duplicates among the waiting are kept", "index:RangeIndex._insert_few", _forget_what_waits, _INDEX),
-    _fault("inseparable duplicates are kept", "index:RangeIndex._stored", instead(_look_at_the_first_tie_only), _INDEX),
+    _fault("duplicates of older runs are kept", "index:RangeIndex._held", instead(lambda _index, orders, *_: np.zeros(len(orders), bool)), _INDEX),
+    _fault("inseparable duplicates are kept", "index:RangeIndex._held", instead(_look_at_the_first_tie_only), _INDEX),
     _fault("merging puts the younger first", "store:merge_runs", _younger_first, _INDEX),
     _fault("ties are not searched by head", "store:Run.lower_bounds", instead(lambda run, _snapshot, orders, _heads: run.first_at_least(orders)), _INDEX),
     _fault("long columns are searched one short", "store:Run.first_at_least", after(_one_short), _INDEX),
     _fault("a window is closed above", "view:_in_window", instead(_closed_above), _INDEX),
     _fault("views of groups do not grow", "view:View.refresh", _groups_do_not_grow, _INDEX),
-    _fault("what came after a selection is missed", "view:select", after(lambda selection, *_: replace(selection, seen=_ENDLESS)), _INDEX),
-    _fault("a selection ignores the window", "view:select", before(lambda index, groups, _window: (index, groups, (0, None))), _INDEX),
+    _fault("what came after the view of another session is missed", "view:View.under", after(_begin_at_the_present), _INDEX),
+    _fault("the rows of groups are taken in any window", "view:View._of_groups", _in_any_window, _INDEX),
     Fault("recon: a turn comes back in the same pass", "app.server.sharing:Holding.release_after_pass", instead(lambda holding: holding.release()), ("tests/app/test_sharing.py",)),
-    _fault("the tail is forgotten in the total", "view:View._sums", _forget_the_tail, _INDEX),
-    _fault("the cache grows for ever", "view:ViewCache.__init__", _endless_cache, _INDEX),
+    _fault("the cache grows for ever", "view:ViewCache.__init__", before(lambda cache, _bytes_max: (cache, _ENDLESS)), _INDEX),
     _fault("segments of rows are seen half merged", "index:Postings.extend", instead(_show_half_merged_segments), _tests("index")),
     _fault("rows that came later are in an older snapshot", "index:Postings.rows_of", before(_with_later_rows), _tests("index")),
     # Fetching
@@ -536,8 +524,8 @@ FAULTS = [
     _fault("a total has one lane", "view:View.total", _one_lane, _PROOF),
     # Elements set aside
     _fault("elements set aside are offered", "learning:Learning._have", _offer_what_is_aside, _ASIDE),
-    _fault("elements set aside are not added", "view:View._set_apart", before(lambda view, added, removed: (view, _nothing_of(added), removed)), _PROOF),
-    _fault("elements set aside are not removed", "view:View._set_apart", before(lambda view, added, removed: (view, added, _nothing_of(removed))), _PROOF),
+    _fault("elements set aside are not added", "view:View.apart", before(lambda view, added, removed: (view, _nothing_of(added), removed)), _PROOF),
+    _fault("elements set aside are not removed", "view:View.apart", before(lambda view, added, removed: (view, added, _nothing_of(removed))), _PROOF),
     _fault("an element of the same order is removed instead", "view:View._without", _remove_by_order, _ASIDE),
     _fault("elements set aside are forgotten when a view grows", "view:View.refresh", after(_forget_aside), _ASIDE),
     _fault("the peer's lack of an element set aside is not reported", "learning:Learning._have", before(_without_aside), _ASIDE),

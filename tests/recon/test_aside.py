@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from recon.elements import ALL_ORDERS
 from recon.events import Have, NotThere
 from recon.initiator import Initiator
 from recon.store import Columns
@@ -60,9 +59,7 @@ def test_of_elements_that_share_an_order_the_right_one_is_removed() -> None:
 
 def test_a_view_keeps_what_was_set_aside_while_it_grows() -> None:
     index = index_of(ELEMENTS[:100])
-    view = index.view(HEADER.key(), None, ALL_ORDERS).apart(
-        aside(ELEMENTS[100:110]), aside(NOTHING)
-    )
+    view = View(index, HEADER.key()).apart(aside(ELEMENTS[100:110]), aside(NOTHING))
     for some in (ELEMENTS[110:115], ELEMENTS[115:]):
         insert(index, some)
         view.refresh()

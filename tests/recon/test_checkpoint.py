@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from recon.checkpoint import read_checkpoint, write_checkpoint
-from recon.elements import ALL_ORDERS, WHOLE
+from recon.elements import WHOLE
 from recon.errors import LocalProtocolError
 from recon.index import RangeIndex
+from recon.view import View
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, index_of, insert
 
 
 def everything(index: RangeIndex) -> tuple[bytes, int]:
-    return index.view(HEADER.key(), None, ALL_ORDERS).summary(WHOLE)
+    return View(index, HEADER.key()).summary(WHOLE)
 
 
 @pytest.mark.parametrize("head_bytes", [1, 32])
@@ -42,7 +43,7 @@ def test_groups_survive(tmp_path: Path) -> None:
     read = read_checkpoint(tmp_path / "base")
     assert read is not None
     for groups in ([7], [9], [7, 9], [8]):
-        views = [i.view(HEADER.key(), groups, ALL_ORDERS) for i in (index, read.index)]
+        views = [View(i, HEADER.key(), groups) for i in (index, read.index)]
         assert views[0].summary(WHOLE) == views[1].summary(WHOLE)
 
 

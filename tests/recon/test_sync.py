@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.elements import ALL_ORDERS
 from recon.errors import LocalProtocolError
 from recon.events import Have, Need
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
+from recon.view import View
 from tests.support.recon_talk import (
     HEADER,
     Element,
@@ -104,8 +104,8 @@ def test_what_both_held_at_the_start_ends_equal_though_both_grow_meanwhile(
     everything = crowd(seed, 1500, 800)
     ours, theirs, later = set(everything[:1000]), set(everything[200:1200]), everything[1200:]
     mine, yours = index_of(ours), index_of(theirs)
-    my_view = mine.view(HEADER.key(), None, ALL_ORDERS)
-    your_view = yours.view(HEADER.key(), None, ALL_ORDERS)
+    my_view = View(mine, HEADER.key())
+    your_view = View(yours, HEADER.key())
 
     def grow() -> None:
         count = rounds.pop() if rounds else 0
@@ -165,7 +165,7 @@ def test_recent_arrivals_with_old_clocks_are_found_in_the_first_answer() -> None
     base = [e for e in everything if e not in set(late)]
     index = index_of(base)
     insert(index, late)
-    mine = index.view(HEADER.key(), None, ALL_ORDERS)
+    mine = View(index, HEADER.key())
     out = converse(Initiator(mine, HEADER, recent=10), honest(view_of(base)))
     assert out.rounds == 1
     assert sum(len(e.ids) for e in out.events if isinstance(e, Have)) == 10

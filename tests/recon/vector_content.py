@@ -8,7 +8,6 @@ import numpy as np
 
 from recon.codec import pack_counts, pack_ranges
 from recon.elements import (
-    ALL_ORDERS,
     END,
     START,
     Bound,
@@ -304,7 +303,7 @@ def _response(**fields: Any) -> wire.ReconResponse:
 
 def _view(*more: Published) -> View:
     elements = {element for each in (*HELD, LOST, *more) for element in each.elements}
-    return index_of(sorted(elements)).view(HEADER.key(), None, ALL_ORDERS)
+    return View(index_of(sorted(elements)), HEADER.key())
 
 
 def _bound(element: Element) -> Bound:

@@ -8,7 +8,7 @@ import blake3
 import numpy as np
 
 from recon.codec import Asks, pack_asks, pack_counts, pack_ranges
-from recon.elements import ALL_ORDERS, END, START, Bound, Range, RangeColumns
+from recon.elements import END, START, Bound, Range, RangeColumns
 from recon.fetch import read_fetch, resolve
 from recon.limits import PHASE_NONE, PROTOCOL_VERSION
 from recon.responder import respond
@@ -102,7 +102,7 @@ def news() -> dict[str, Any]:
 
 def _view(numbers: list[int]) -> View:
     universe = universe_of("many")
-    return index_of([universe[n] for n in numbers]).view(HEADER.key(), None, ALL_ORDERS)
+    return View(index_of([universe[n] for n in numbers]), HEADER.key())
 
 
 def _total(numbers: list[int]) -> dict[str, Any]:

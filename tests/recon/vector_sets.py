@@ -6,7 +6,6 @@ from typing import Any
 
 import blake3
 
-from recon.elements import ALL_ORDERS
 from recon.session import Interest, SessionHeader, responder_nonce
 from recon.view import View
 from tests.support.recon_talk import Element, index_of
@@ -74,4 +73,4 @@ def elements_of(one: Side) -> list[Element]:
 
 def view_of(one: Side) -> View:
     """A set under the vectors' session key."""
-    return index_of(elements_of(one)).view(HEADER.key(), None, ALL_ORDERS)
+    return View(index_of(elements_of(one)), HEADER.key())

@@ -145,7 +145,7 @@ class MemoryReplica:
 
     def view(self, key: SessionKey, interest: Interest) -> View:
         """See `Replica`."""
-        return self._index.view(key, None, interest.window)
+        return View(self._index, key, window=interest.window)
 
     def holds(self, orders: U64, ids: U8) -> Mask:
         """See `Replica`."""

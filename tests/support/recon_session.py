@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recon.elements import ALL_ORDERS, Bound, bound_bytes
+from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
 from recon.events import Busy, Done, Event, Expired, Fault, Have, Need, Unsupported
 from recon.fetch import Batch, FetchQueue, pack_fetch, read_fetch, resolve
@@ -59,7 +59,7 @@ def view_of(elements: Iterable[Element], under: SessionHeader) -> View:
     index = RangeIndex()
     orders, ids = columns(elements)
     index.insert(orders, ids, np.zeros(len(orders), dtype=np.uint32))
-    return index.view(under.key(), None, ALL_ORDERS)
+    return View(index, under.key())
 
 
 class Reply(NamedTuple):

@@ -50,7 +50,7 @@ def view_of(
     elements: Iterable[Element], batch: int = 1 << 20, window: OrderWindow = ALL_ORDERS
 ) -> View:
     """A view of everything under the tests' key."""
-    return index_of(elements, batch).view(HEADER.key(), None, window)
+    return View(index_of(elements, batch), HEADER.key(), window=window)
 
 
 def set_of(orders, ids) -> set[Element]:

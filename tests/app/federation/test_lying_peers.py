@@ -14,11 +14,12 @@ import sdstore.sync.comparison as comparison_module
 import sdstore.sync.content as content_module
 from app.errors import Code, Problem
 from app.server.node import Node
-from recon.elements import ALL_ORDERS, Bound, bound_bytes, order_of_lamport
+from recon.elements import Bound, bound_bytes, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.responder import respond
 from recon.session import SessionHeader
+from recon.view import View
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Message, claim_id, entry_digest
 from sdstore.sync.report import SyncOutcome, SyncReport
@@ -243,7 +244,7 @@ def has_another_set_every_time(request: ReconRequest, response: ReconResponse) -
         request.session.responder_nonce,
         b"",
     )
-    answer = respond(index.view(header.key(), None, ALL_ORDERS), request)
+    answer = respond(View(index, header.key()), request)
     answer.policy, answer.mark = response.policy, response.mark
     return answer
 

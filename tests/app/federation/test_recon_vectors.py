@@ -13,12 +13,12 @@ from app.entries import Entry
 from app.federation import interests
 from app.recon import endpoint as recon_endpoint
 from app.store.lookups import Lookups
-from recon.elements import ALL_ORDERS
 from recon.errors import RemoteProtocolError
 from recon.events import Need
 from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
 from recon.initiator import Initiator
+from recon.view import View
 from sdstore.sds.model import entry_digest
 from sdstore.sync.content import Books, Inbox, Shared, names_in
 from sdstore.sync.memory import Aside, SetAside, columns
@@ -62,7 +62,7 @@ def test_a_node_says_what_the_vectors_say(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def taken(folder: Path, response: bytes) -> list[bytes]:
     """The elements of an answer that an empty initiator sets aside; raises for a fault."""
-    view = RangeIndex().view(HEADER.key(), None, ALL_ORDERS)
+    view = View(RangeIndex(), HEADER.key())
     fetch = wire.Fetch.FromString(bytes.fromhex(VECTORS["refused_items"]["fetch"]))
     wanted = read_fetch(fetch)
     batch = [Need(wanted.ranges[0], wanted.short_ids, len(wanted.short_ids))]
