@@ -10,13 +10,14 @@ A frame is the body of a message, its channel the group, its Lamport timestamp t
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from app.cache import Recent
 from app.entries import Entry, NewEntry, Outcome
 from app.errors import Code, Problem
 from app.ingest.committer import GroupCommitter
@@ -69,7 +70,7 @@ class MvdsEndpoint(Collector):
         self._committer = committer
         self._limits = limits
         # Digests by message ID, of messages that passed through this process.
-        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+        self._known: Recent[bytes, bytes] = Recent(limits.mvds_known_ids_max)
         self._options = Options(
             payload_bytes_max=limits.mvds_payload_bytes_max,
             records_per_peer_max=limits.mvds_records_per_peer_max,
@@ -117,7 +118,7 @@ class MvdsEndpoint(Collector):
 
     async def _held(self, ids: Iterable[bytes], channel_ids: Collection[str]) -> set[bytes]:
         """Those of some offered messages of these channels whose content this store can serve."""
-        digests = {each: self._known[each] for each in ids if each in self._known}
+        digests = {each: digest for each in ids if (digest := self._known.get(each))}
         if not digests:
             return set()
         asked = list(digests.values())
@@ -145,7 +146,7 @@ class MvdsEndpoint(Collector):
             self.outcomes[outcome.kind if isinstance(outcome, Outcome) else REFUSED] += 1
             if isinstance(entry, NewEntry) and isinstance(outcome, Outcome):
                 digests.add(entry.digest)
-                self._remember(message.message_id, entry.digest)
+                self._known.put(message.message_id, entry.digest)
             node.processed(message.message_id)
         return digests
 
@@ -190,7 +191,7 @@ class MvdsEndpoint(Collector):
                 message = message_of(entry)
                 if entry.digest in but or message.field_bytes > node.message_bytes_max:
                     continue
-                self._remember(message.message_id, entry.digest)
+                self._known.put(message.message_id, entry.digest)
                 records.sources[message.message_id] = Source(channel.channel_no, entry.seq)
                 node.send(message, interactive=asked.interactive)
                 messages.read[message.message_id] = message
@@ -219,12 +220,6 @@ class MvdsEndpoint(Collector):
                     messages.read[message.message_id] = message
             records.ready.update(absent[seq] for seq in examined)
         records.is_limited = True
-
-    def _remember(self, message_id: bytes, digest: bytes) -> None:
-        self._known[message_id] = digest
-        self._known.move_to_end(message_id)
-        if len(self._known) > self._limits.mvds_known_ids_max:
-            self._known.popitem(last=False)
 
 
 def message_of(entry: Entry) -> Message:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 
 from app.access.callers import Caller, Rate
+from app.cache import Recent
 from app.errors import Code, Problem
 from app.server.limits import Limits
 from app.server.settings import Settings
@@ -52,7 +52,7 @@ class _Table:
     """The buckets of one kind of callers, and what a request and a byte cost: seconds of refilling."""
 
     def __init__(self, requests_max: int, bytes_max: int) -> None:
-        self.buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self.buckets: Recent[str, Bucket] = Recent(CALLERS_MAX)
         self.configure(requests_max, bytes_max)
 
     def configure(self, requests_max: int, bytes_max: int) -> None:
@@ -62,9 +62,8 @@ class _Table:
 
     def add(self, name: str) -> Bucket:
         """A full bucket for a new caller."""
-        bucket = self.buckets[name] = Bucket(self)
-        if len(self.buckets) > CALLERS_MAX:
-            self.buckets.popitem(last=False)
+        bucket = Bucket(self)
+        self.buckets.put(name, bucket)
         return bucket
 
 
@@ -121,8 +120,6 @@ class Rates:
         bucket = table.buckets.get(caller.name)
         if bucket is None:
             bucket = table.add(caller.name)
-        else:
-            table.buckets.move_to_end(caller.name)
         bucket.take()
         return bucket
 
@@ -155,7 +152,7 @@ class Budget:
         self._units_max = units_max
         self._what = what
         self._code = code
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._buckets: Recent[str, TokenBucket] = Recent(CALLERS_MAX)
 
     def check(self, caller: str) -> None:
         """Raise the refusal, with Retry-After, while the caller is overdrawn."""
@@ -171,10 +168,10 @@ class Budget:
         self._of(caller).take(time.monotonic(), units * REFILL_S / self._units_max)
 
     def _of(self, caller: str) -> TokenBucket:
-        bucket = self._buckets.setdefault(caller, TokenBucket())
-        self._buckets.move_to_end(caller)
-        if len(self._buckets) > CALLERS_MAX:
-            self._buckets.popitem(last=False)
+        bucket = self._buckets.get(caller)
+        if bucket is None:
+            bucket = TokenBucket()
+            self._buckets.put(caller, bucket)
         return bucket
 
 

@@ -7,11 +7,12 @@ request alone, or refuses it and names the fields that the initiator must send a
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from app.access.callers import Caller, Scope
 from app.access.rates import ReconBudgets
+from app.cache import Recent
 from app.errors import Code, Problem
 from app.federation.interests import Interests, InterestState
 from app.ingest.policy import Way
@@ -396,9 +398,9 @@ class KnownInterests:
 
     def __init__(self, bytes_max: int) -> None:
         self._ours = Interest()
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._known: OrderedDict[_Key, tuple[Interest, int]] = OrderedDict()
+        self._known: Recent[_Key, tuple[Interest, int]] = Recent(
+            sys.maxsize, bytes_max, itemgetter(1)
+        )
 
     def find(
         self, session: wire.Session, caller: Caller, ours: Interest
@@ -409,26 +411,20 @@ class KnownInterests:
         """
         if ours is not self._ours:
             self._known.clear()
-            self._ours, self._bytes = ours, 0
+            self._ours = ours
         name = session.interest_hash
         if session.WhichOneof("interest") == "interest_bytes":
             name = interest_hash(session.interest_bytes)
             if (name, caller.channels) not in self._known:
                 self._add(name, session.interest_bytes, caller)
-        key = name, caller.channels
-        if key not in self._known:
-            return None
-        self._known.move_to_end(key)
-        return name, self._known[key][0]
+        found = self._known.get((name, caller.channels))
+        return None if found is None else (name, found[0])
 
     def _add(self, name: bytes, raw: bytes, caller: Caller) -> None:
         mutual = caller.readable_part(decode_interest(raw).intersect(self._ours))
         names_count = len(mutual.channels) + len(mutual.prefixes)
         size = len(raw) + _NAME_BYTES * names_count + _INTEREST_BYTES
-        self._known[name, caller.channels] = mutual, size
-        self._bytes += size
-        while self._bytes > self._bytes_max and len(self._known) > 1:
-            self._bytes -= self._known.popitem(last=False)[1][1]
+        self._known.put((name, caller.channels), (mutual, size))
 
 
 # ---- negentropy
@@ -455,7 +451,7 @@ class NegentropyEndpoint:
         self._index = index
         self._limits = limits
         self._budgets = budgets
-        self._records: OrderedDict[_Name, tuple[int, Records]] = OrderedDict()
+        self._records: Recent[_Name, tuple[int, Records]] = Recent(limits.negentropy_channels_max)
 
     async def answer(
         self,
@@ -496,7 +492,7 @@ class NegentropyEndpoint:
         channel_id, from_lamport, divisor = name
         lower = 0 if from_lamport is None else order_of_lamport(from_lamport)
         elements_count = len(self._index.elements)
-        known_count, records = self._records.get(name, (-1, None))
+        known_count, records = self._records.get(name) or (-1, None)
         if records is None or known_count != elements_count:
             orders, digests = self._index.channel_elements(channel_id, OrderWindow(lower, None))
             if records is None or len(records) != len(orders):
@@ -505,11 +501,5 @@ class NegentropyEndpoint:
                 if divisor > 1:
                     lamports = lamports // min(divisor, _INT64_MAX)
                 records = Records.from_lamports(lamports, digests)
-        self._remember(name, elements_count, records)
+        self._records.put(name, (elements_count, records))
         return records
-
-    def _remember(self, name: _Name, elements_count: int, records: Records) -> None:
-        self._records[name] = elements_count, records
-        self._records.move_to_end(name)
-        if len(self._records) > self._limits.negentropy_channels_max:
-            self._records.popitem(last=False)

@@ -15,7 +15,6 @@ import asyncio
 import json
 import logging
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app import roots
+from app.cache import Recent
 from app.entries import (
     NOTHING_ARRIVED,
     Token,
@@ -90,7 +90,7 @@ class NodeIndex:
         self._read = NOTHING_ARRIVED
         self._saved_count = 0
         self._last_channel_number = 0
-        self._roots: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self._roots: Recent[int, tuple[int, bytes]] = Recent(ROOTS_MAX)
 
     async def start(self, path: Path) -> None:
         """Read the index saved at `path` if it fits the database, and newer elements from SQL."""
@@ -267,20 +267,14 @@ class NodeIndex:
         number = self._channels.numbers.get(channel_id)
         if number is None:
             raise Problem(Code.NOT_FOUND, "no such channel")
-        counted = self._roots.get(number, (-1, b""))
-        if counted[0] != entries_count:
+        counted = self._roots.get(number)
+        if counted is None or counted[0] != entries_count:
             # Select the rows on the thread that inserts; another thread reads and hashes them.
             snapshot, rows = self.elements.rows_of((group_of_entries(number),))
             root = await asyncio.to_thread(lambda: roots.root(snapshot.ids_of(rows)))
             counted = len(rows), root
-            self._remember_root(number, *counted)
+            self._roots.put(number, counted)
         return counted
-
-    def _remember_root(self, channel_number: int, entries_count: int, root: bytes) -> None:
-        self._roots[channel_number] = (entries_count, root)
-        self._roots.move_to_end(channel_number)
-        if len(self._roots) > ROOTS_MAX:
-            self._roots.popitem(last=False)
 
     async def _read_more(self, entries_end: int, claims_end: int) -> bool:
         """Read the next elements; False at the end. The ends are as of `Arrivals.elements_after`."""
@@ -328,8 +322,7 @@ class ChannelGroups:
     def __init__(self, interests_max: int) -> None:
         self.numbers: dict[str, int] = {}
         self._ascending: list[str] = []
-        self._interests_max = interests_max
-        self._found: OrderedDict[Interest, tuple[int, frozenset[int]]] = OrderedDict()
+        self._found: Recent[Interest, tuple[int, frozenset[int]]] = Recent(interests_max)
 
     def add(self, numbers: Mapping[str, int]) -> None:
         """Add channels."""
@@ -340,15 +333,14 @@ class ChannelGroups:
         """The groups of an interest's elements; None: all."""
         if interest.everything:
             return None
-        known_count, groups = self._found.pop(interest, (-1, frozenset[int]()))
-        if known_count != len(self.numbers):
-            numbers = [self.numbers[name] for name in self._matching(interest)]
-            groups = frozenset(
-                group for n in numbers for group in (group_of_entries(n), group_of_claims(n))
-            )
-        self._found[interest] = len(self.numbers), groups
-        if len(self._found) > self._interests_max:
-            self._found.popitem(last=False)
+        found = self._found.get(interest)
+        if found is not None and found[0] == len(self.numbers):
+            return found[1]
+        numbers = [self.numbers[name] for name in self._matching(interest)]
+        groups = frozenset(
+            group for n in numbers for group in (group_of_entries(n), group_of_claims(n))
+        )
+        self._found.put(interest, (len(self.numbers), groups))
         return groups
 
     def _matching(self, interest: Interest) -> Iterator[str]:
