@@ -35,12 +35,11 @@ from recon.hashing import Total
 from recon.limits import (
     COUNT_MAX,
     PHASE_NONE,
-    PROTOCOL_VERSION,
     SHORT_ID_BYTES,
     SUM_BYTES,
     SUMMARY_HASH_BYTES,
 )
-from sdstore.wire.recon_pb2 import Answers, Ranges, ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import Answers, Ranges, ReconResponse
 
 VARINT_BYTES_MAX = 10  # 64 bits in groups of 7
 _MORE = 0x80  # set in every byte of a number but the last
@@ -574,11 +573,6 @@ def fill(build: Callable[[int], Built], costs: F64, room: int) -> tuple[int, Bui
 
 
 # ---- the total
-
-
-def closing_request() -> ReconRequest:
-    """Asks for the responder's total; the caller adds the session."""
-    return ReconRequest(version=PROTOCOL_VERSION, total=True)
 
 
 def read_total(response: ReconResponse) -> Total:

@@ -25,8 +25,6 @@ F64 = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Column = TypeVar("Column", U64, U32, I64)
 
-ZERO = np.uint64(0)
-
 
 def heads_of(ids: U8) -> U64:
     """The first 8 bytes of ids u8[n, 32] as big-endian numbers, u64[n]."""

@@ -162,9 +162,8 @@ class Initiator:
         self._budget.bytes += content_call_bytes
         self._budget.check(len(self._view), elapsed_s)
 
-    def next_request(self, elapsed_s: float = 0.0) -> OutgoingRequest | None:
+    def next_request(self) -> OutgoingRequest | None:
         """The next message, or None: nothing waits, or enough is in flight, or it is over."""
-        del elapsed_s  # checked when the answer comes, where a fault can be reported
         if self._over or not len(self._waiting):
             return None
         if len(self._in_flight) >= self._limits.in_flight_max:

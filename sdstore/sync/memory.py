@@ -298,13 +298,13 @@ class PeerMemory:
                         bytes.fromhex(each["interest"]),
                         tuple(map(_aside_element, each["elements"])),
                         tuple(map(_aside_element, each["tried_again"])),
-                        each.get("beyond_count", 0),
+                        each["beyond_count"],
                     )
                     for each in document["asides"]
                 ),
                 "baselines": tuple(
                     Baseline(**_with_bytes(each, *_BASELINE_BYTES))
-                    for each in document.get("baselines", ())
+                    for each in document["baselines"]
                 ),
             }
         )

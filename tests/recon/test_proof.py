@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.codec import closing_request, read_total, unpack_asks
+from recon.codec import read_total, unpack_asks
 from recon.errors import RemoteProtocolError
 from recon.events import Fault, Stated
 from recon.initiator import Initiator
-from recon.limits import COUNT_MAX, RANGES_MAX, SUM_BYTES
+from recon.limits import COUNT_MAX, PROTOCOL_VERSION, RANGES_MAX, SUM_BYTES
 from recon.responder import respond
 from recon.store import Columns
-from sdstore.wire.recon_pb2 import Answers, ReconResponse, Total
+from sdstore.wire.recon_pb2 import Answers, ReconRequest, ReconResponse, Total
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, Element, columns_of, honest, view_of
 
@@ -29,7 +29,8 @@ def test_the_total_tells_equal_sets_from_all_others(
 ) -> None:
     mine = view_of(sorted(ours))
     for other in (theirs, ours):
-        total = read_total(respond(view_of(sorted(other)), closing_request()))
+        request = ReconRequest(version=PROTOCOL_VERSION, total=True)
+        total = read_total(respond(view_of(sorted(other)), request))
         assert (total == mine.total()) == (ours == other)
         assert total.count == len(other)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recon.codec import Asks, closing_request, pack_asks
+from recon.codec import Asks, pack_asks
 from recon.elements import END, START, Bound, Range, RangeColumns
 from recon.events import Have, Need
 from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
@@ -163,7 +163,7 @@ def talks() -> list[Talk]:
 
 
 def _closing() -> ReconRequest:
-    request = closing_request()
+    request = ReconRequest(version=PROTOCOL_VERSION, total=True)
     request.session.CopyFrom(HEADER.message())
     return request
 

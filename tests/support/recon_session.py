@@ -157,7 +157,7 @@ class Session:
 
     def _ask(self) -> list[OutgoingRequest] | list[None]:
         """Requests in the order in which they will be answered; [None]: one for content alone."""
-        asked = (self.initiator.next_request(self._now_s()) for _ in range(self._in_flight))
+        asked = (self.initiator.next_request() for _ in range(self._in_flight))
         ready = [request for request in asked if request is not None]
         self._random.shuffle(ready)
         return ready or [None]
