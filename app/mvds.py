@@ -50,7 +50,7 @@ FAULT_OF_NODE_MIN = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class MvdsCall:
     """A request of a peer. `caller` and `peer_id` name it together; `channel_ids` are all its channels."""
 
     caller: str
@@ -87,7 +87,7 @@ class MvdsEndpoint(Collector):
             messages.add_metric([outcome], count)
         yield messages
 
-    async def exchange(self, asked: Exchange) -> bytes:
+    async def exchange(self, asked: MvdsCall) -> bytes:
         """The payload for a peer that sent one.
 
         Raises `Problem`: `invalid_body`, `sync_busy`, and those of the door that are not about a
@@ -152,7 +152,7 @@ class MvdsEndpoint(Collector):
 
     async def _queue_new(
         self,
-        asked: Exchange,
+        asked: MvdsCall,
         before: PeerState,
         node: Node,
         records: _Records,

@@ -26,7 +26,7 @@ from app.store.database import missing_driver
 from app.store.entryrows import FrameUnpacker, PackedFrame, Unpacked
 from app.store.schema import SCHEMA_REVISION
 from pipeline.columns import CLAIMS, ENTRY_KEYS, entries_batch
-from pipeline.manifest import PipelineError, Watermark
+from pipeline.manifest import ExportEnd, PipelineError
 from sdstore.sds.model import frame_hash
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -224,23 +224,23 @@ class Database(ABC):
             raise DatabaseError("the database is not a store")
         return bytes(found[0][0]).decode()
 
-    def watermark(self) -> Watermark:
+    def watermark(self) -> ExportEnd:
         """The highest committed numbers with their sums, from one read transaction."""
         return self._watermark_at(INT64_MAX, INT64_MAX)
 
-    def holds(self, read: Watermark) -> bool:
+    def holds(self, read: ExportEnd) -> bool:
         """Whether the history up to `read` is unchanged; False if the store was rolled back since, or
         is another copy."""
         return self._watermark_at(read.seq, read.claim_no) == read
 
-    def _watermark_at(self, seq: int, claim_no: int) -> Watermark:
+    def _watermark_at(self, seq: int, claim_no: int) -> ExportEnd:
         """The watermark at these numbers, capped at the committed ones."""
         found = self._all("SELECT seq, claim_no FROM watermark")
         if not found:
             raise DatabaseError("the database has lost its counters: restore a backup")
         numbers = min(seq, found[0][0]), min(claim_no, found[0][1])
         claim_sum = self._sum_at("published_claims", "claim_no", numbers[1])
-        return Watermark(*numbers, self.entry_sum_at(numbers[0]), claim_sum)
+        return ExportEnd(*numbers, self.entry_sum_at(numbers[0]), claim_sum)
 
     def entry_sum_at(self, seq: int) -> str:
         """The sum of the arrival chain of entries at a sequence number, 64 bits as hex."""

@@ -36,10 +36,10 @@ from pipeline.manifest import (
     RANGE_ENTRIES,
     ClaimRange,
     EntryRange,
+    ExportEnd,
     Manifest,
     Parent,
     PipelineError,
-    Watermark,
 )
 from pipeline.roots import prove
 from pipeline.steps import on_cluster, step
@@ -99,7 +99,7 @@ class _Store:
     """The store at the start of the export: nothing later is read."""
 
     database_id: str
-    watermark: Watermark
+    watermark: ExportEnd
     channel_ids: tuple[str, ...] | None
 
     @classmethod

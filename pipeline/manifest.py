@@ -122,7 +122,7 @@ class ClaimRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Watermark:
+class ExportEnd:
     """The end of the export's read: the highest committed sequence and claim numbers.
 
     The sums of the store's arrival chains there, 64 bits as hex, show whether a store still has the
@@ -154,7 +154,7 @@ class Manifest:
     database_id: str
     parent: Parent | None
     channel_ids: tuple[str, ...] | None  # the interest; None is every channel
-    watermark: Watermark
+    watermark: ExportEnd
     entries: Summary
     claims: Summary
     entry_ranges: tuple[EntryRange, ...]
@@ -270,7 +270,7 @@ def _nested(members: dict[str, Any]) -> dict[str, Any]:
     return members | {
         "parent": None if parent is None else Parent(**parent),
         "channel_ids": None if channel_ids is None else tuple(channel_ids),
-        "watermark": Watermark(**members["watermark"]),
+        "watermark": ExportEnd(**members["watermark"]),
         "entries": Summary(**members["entries"]),
         "claims": Summary(**members["claims"]),
         "entry_ranges": tuple(_with_file(EntryRange, each) for each in members["entry_ranges"]),

@@ -1,6 +1,6 @@
 """`spark.read.format("sdstore")` and `spark.readStream.format("sdstore")` on a database URL.
 
-Options: `url` (sqlite:///PATH or postgresql://…); `frames` ("false" leaves out the frames and the
+SourceOptions: `url` (sqlite:///PATH or postgresql://…); `frames` ("false" leaves out the frames and the
 columns decoded from them, which makes a scan several times faster); `partitionEntries` (approximate
 entries of one partition); `maxEntriesPerBatch` (streams: entries of one micro-batch).
 
@@ -62,7 +62,7 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SourceOptions:
     """The options of a read, checked."""
 
     url: str
@@ -71,7 +71,7 @@ class Options:
     batch_entries_max: int | None
 
     @classmethod
-    def of(cls, options: Any) -> Options:
+    def of(cls, options: Any) -> SourceOptions:
         """From the caller's options; ValueError for a missing or invalid one."""
         if not options.get("url"):
             raise ValueError("the option url is missing: sqlite:///PATH or postgresql://…")
@@ -105,15 +105,15 @@ class StoreSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of `pipeline.columns`."""
-        return from_arrow_schema(Options.of(self.options).schema)
+        return from_arrow_schema(SourceOptions.of(self.options).schema)
 
     def reader(self, schema: StructType) -> StoreReader:  # noqa: ARG002 - Spark's signature
         """For `spark.read`."""
-        return StoreReader(Options.of(self.options))
+        return StoreReader(SourceOptions.of(self.options))
 
     def streamReader(self, schema: StructType) -> StoreStreamReader:  # noqa: ARG002, N802
         """For `spark.readStream`."""
-        return StoreStreamReader(Options.of(self.options))
+        return StoreStreamReader(SourceOptions.of(self.options))
 
 
 class ScanPartition(InputPartition):
@@ -127,7 +127,7 @@ class ScanPartition(InputPartition):
 class StoreReader(DataSourceReader):
     """One read of the store as it was when the read was planned."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._scan = Scan()
 
@@ -153,7 +153,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The store in arrival order. The offset is the last sequence number read and the sum of the arrival
     chain there. A stream stops with an error if the store was rolled back."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target_seq: int | None = None
 
@@ -203,14 +203,14 @@ def _require_history(database: Database, offset: dict[str, Any]) -> None:
         )
 
 
-def _partitions(options: Options, scan: Scan) -> list[InputPartition]:
+def _partitions(options: SourceOptions, scan: Scan) -> list[InputPartition]:
     with open_database(options.url) as database:
         scan = replace(scan, seq=scan.seq.at_most(database.watermark().seq))
         parts = database.entry_partitions(scan, options.partition_entries)
     return [ScanPartition(part) for part, _ in parts]
 
 
-def _read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     assert isinstance(partition, ScanPartition)  # noqa: S101 - our own, come back from Spark
     with open_database(options.url) as database:
         batches = database.entries if options.has_frames else database.keys

@@ -39,7 +39,7 @@ from app.http.call import (
 from app.http.channels import Lamport
 from app.http.federation import utf8_text
 from app.http.openapi import BINARY, ChangedInterest, InterestJson, body, content, documented, reply
-from app.mvds import Exchange
+from app.mvds import MvdsCall
 from app.server.sharing import Turns
 from recon.limits import INTEREST_NAMES_MAX
 from sdstore.client.transport import INSTANCE_HEADER
@@ -264,7 +264,7 @@ async def mvds_exchange(
     if call.body:  # a peer with nothing to say sends an empty payload, which has no bytes
         body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
         await check_fields(mvds_wire.Payload, call.body, limits.mvds_fields_max)
-    asked = Exchange(
+    asked = MvdsCall(
         caller=call.caller.name,
         peer_id=peer_id,
         channel_ids=channel_ids,

@@ -36,7 +36,7 @@ MARGIN = 1 / 16
 _log = logging.getLogger(__name__)
 
 
-class Watermark(Collector):
+class DiskWatermark(Collector):
     """Whether the disk of a folder has `free_bytes_min` bytes left; 0 switches it off."""
 
     def __init__(self, folder: Path, free_bytes_min: int) -> None:
@@ -123,7 +123,7 @@ class Door:
         limits: Limits,
         *,
         listeners: Sequence[Listener] = (),
-        watermark: Watermark | None = None,
+        watermark: DiskWatermark | None = None,
         judge: Judge | None = None,
     ) -> None:
         """`judge` calls the operator's policy, if there is one."""

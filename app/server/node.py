@@ -29,7 +29,7 @@ from app.federation.peers import Peers
 from app.federation.records import Records
 from app.federation.syncs import Syncs
 from app.ingest.committer import GroupCommitter
-from app.ingest.door import Door, Watermark
+from app.ingest.door import DiskWatermark, Door
 from app.ingest.policy import Judge, LoadedPolicy, load_policy
 from app.ingest.quarantine import FILE as QUARANTINE_FILE
 from app.ingest.quarantine import Quarantine
@@ -232,7 +232,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     sharing = Sharing(limits)
     supervisor = Supervisor()
     live = LiveHub(store, limits, sharing, supervisor)
-    watermark = Watermark(settings.disk_folder, settings.disk_free_min_bytes)
+    watermark = DiskWatermark(settings.disk_folder, settings.disk_free_min_bytes)
     watermark.look()  # a node that starts on a full disk says so
     quarantine = Quarantine(settings.data_dir / QUARANTINE_FILE, limits)
     policy = None if settings.policy is None else load_policy(settings.policy)

@@ -152,10 +152,10 @@ def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) ->
             Words.seen.clear()
             frame = encode(of(b"good", 1_000))
             payload = mvds.encode(mvds.Payload(messages=(mvds.Message(b"c", 9, frame),)))
-            from app.mvds import Exchange  # noqa: PLC0415
+            from app.mvds import MvdsCall  # noqa: PLC0415
 
             await one.mvds.exchange(
-                Exchange(
+                MvdsCall(
                     caller="caller",
                     peer_id="peer",
                     channel_ids=("c",),

@@ -15,7 +15,7 @@ import pytest
 
 from app.errors import Code, Problem
 from app.ingest import door as module
-from app.ingest.door import Watermark
+from app.ingest.door import DiskWatermark
 from app.ingest.prepare import Publication
 from app.server.limits import MIB
 from app.server.node import Node
@@ -58,7 +58,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 def test_it_is_low_below_the_bound_and_good_again_with_a_margin(
     disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watermark = Watermark(Path(), 160 * MIB)
+    watermark = DiskWatermark(Path(), 160 * MIB)
     steps = [(160, False), (159, True), (165, True), (170, False), (169, False), (100, True)]
     with caplog.at_level(logging.INFO):
         for free, is_low in steps:
@@ -72,11 +72,11 @@ def test_it_is_low_below_the_bound_and_good_again_with_a_margin(
         in caplog.records[0].message
     )
     disk.free_bytes = 0
-    assert not Watermark(Path(), 0).is_low
+    assert not DiskWatermark(Path(), 0).is_low
 
 
 def test_a_folder_that_cannot_be_looked_at_refuses_nothing(tmp_path: Path) -> None:
-    assert not Watermark(tmp_path / "absent", MIB).is_low
+    assert not DiskWatermark(tmp_path / "absent", MIB).is_low
 
 
 def test_a_node_refuses_messages_and_serves_what_it_has(tmp_path: Path, disk: Disk) -> None:
@@ -145,7 +145,7 @@ def test_a_sync_into_a_low_disk_is_no_fault_of_the_peer(tmp_path: Path, disk: Di
 
 def low(node: Node, *, is_low: bool) -> None:
     """Only one of the nodes has a low disk."""
-    node.door.watermark = Watermark(Path(), 2_000 * MIB if is_low else 0)
+    node.door.watermark = DiskWatermark(Path(), 2_000 * MIB if is_low else 0)
 
 
 async def sync(one: Node, two: Node, memory: Remembered):  # type: ignore[no-untyped-def]

@@ -225,7 +225,9 @@ FAULTS = [
         _RATES,
     ),
     _fault("bytes cost nothing", "app.access.rates:Bucket.spend", nothing, _RATES),
-    _fault("the disk is never low", "app.ingest.door:Watermark.is_low", instead(False), _WATERMARK),
+    _fault(
+        "the disk is never low", "app.ingest.door:DiskWatermark.is_low", instead(False), _WATERMARK
+    ),
     _fault(
         "a low disk is looked at by the clock alone",
         "app.ingest.door:GROWTH",

@@ -46,12 +46,12 @@ from pipeline.folders import (
 from pipeline.manifest import (
     SCHEMA_VERSION,
     EntryRange,
+    ExportEnd,
     FileRecord,
     Manifest,
     ManifestError,
     Parent,
     Summary,
-    Watermark,
     entries_path,
     load,
 )
@@ -78,7 +78,7 @@ MANIFEST = Manifest(
     database_id="cd" * 8,
     parent=Parent("ef" * 16, "é"),
     channel_ids=("", "é\u2028\U0001f600"),
-    watermark=Watermark(9, 3, "55" * 8, "66" * 8),
+    watermark=ExportEnd(9, 3, "55" * 8, "66" * 8),
     entries=Summary(9, "22" * 32),
     claims=Summary(0, "33" * 32),
     entry_ranges=(entry_range(1, 9),),

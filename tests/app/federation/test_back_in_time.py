@@ -22,7 +22,7 @@ from app.http.channels import CursorKind, Cursors
 from app.server.node import INDEX_FILE, Node
 from app.server.settings import Settings
 from pipeline.database import Database, Scan, open_database
-from pipeline.manifest import Watermark
+from pipeline.manifest import ExportEnd
 from sdstore.sync.report import SyncOutcome
 from tests.support.federation import (
     InProcessPeer,
@@ -135,7 +135,7 @@ class World:
         self.memories: dict[tuple[int, int], Remembered] = {}
         self.cursors: list[str | None] = [None] * FOLLOWERS
         self.seen: list[set[bytes]] = [set() for _ in range(FOLLOWERS)]
-        self.snapshots: dict[tuple[str, Watermark], tuple[list[bytes], list[bytes]]] = {}
+        self.snapshots: dict[tuple[str, ExportEnd], tuple[list[bytes], list[bytes]]] = {}
 
     def data(self, node: int) -> Path:
         return self.folder / str(node)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.errors import Code, Problem
-from app.mvds import Exchange
+from app.mvds import MvdsCall
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from app.server.settings import Settings
@@ -210,7 +210,7 @@ async def test_nothing_is_acknowledged_if_the_node_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = mvds(1)
-    asked = Exchange(
+    asked = MvdsCall(
         caller="local",
         peer_id="ada",
         channel_ids=[CHANNEL],
@@ -233,7 +233,7 @@ async def test_nothing_is_acknowledged_if_the_node_cannot_write(
 
 @pytest.mark.anyio
 async def test_of_two_exchanges_at_once_one_is_written(tmp_path: Path) -> None:
-    asked = Exchange(
+    asked = MvdsCall(
         caller="local", peer_id="ada", channel_ids=[CHANNEL], payload=b"", interactive=True
     )
     async with Node.open(Settings(data_dir=tmp_path)) as node:
