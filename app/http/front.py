@@ -258,6 +258,8 @@ class Front:
             if stats.is_audited:
                 _audit(stats, scope, answer)
             stats.observe(answer.status, perf_counter() - started)
+            # The call names its scope, and that the answer: a cycle, which would keep bodies for the collector.
+            answer.call = None
 
     def _of(self, inner: AsgiScope) -> RouteStats:
         return self._stats.get(inner.get("endpoint"), self._unmatched)  # type: ignore[arg-type]

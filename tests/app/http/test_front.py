@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from app.errors import Problem
 from app.http import messages
 from app.http.application import application_of
-from app.http.call import EXCHANGE_KEY, Headers, Parts, Reply
+from app.http.call import EXCHANGE_KEY, Call, Headers, Parts, Reply
 from app.main import create_app, opened
 from app.server.node import Node
 from app.server.settings import Settings
@@ -180,3 +182,33 @@ async def test_a_stream_that_is_cut_closes_its_generator(
     async with opened(app):
         await app(scope, body, leaves)
     assert closed.is_set()
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type", "body"),
+    [
+        ("/v1/messages", PROTOBUF["content-type"], b"\xff"),
+        ("/v1/messages/batch", "application/x-ndjson", b"\n" * 100),
+        ("/v1/messages/batch", PROTOBUF["content-type"], b"\x0a\0" * 20_000),
+        ("/v1/messages/lookup", "application/json", b'{"message_ids": [1, 2]}'),
+        ("/v1/recon", PROTOBUF["content-type"], b"\x2a\0" * 500_000),
+        ("/v1/nowhere", PROTOBUF["content-type"], b""),
+    ],
+    ids=["a frame", "blank lines", "empty items", "faults", "pushed items", "no route"],
+)
+async def test_nothing_of_a_refused_request_is_left_for_the_garbage_collector(
+    tmp_path: Path, path: str, media_type: str, body: bytes
+) -> None:
+    """100 bytes can unpack to 2 MiB, and the collector comes once in some hundred requests."""
+    app = create_app(Settings(data_dir=tmp_path))
+    async with _client(app) as http, opened(app):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                reply = await http.post(path, content=body, headers={"content-type": media_type})
+                assert reply.status_code in (400, 404, 413, 422), reply.text
+            left = [each for each in gc.get_objects() if isinstance(each, Call | Problem)]
+        finally:
+            gc.enable()
+    assert not left
