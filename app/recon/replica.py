@@ -182,13 +182,6 @@ _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
 _HINT_OVERHEAD_BYTES = 20  # so that what fits a batch has fewer fields than `recon_fields_max`
 
 
-@dataclass(slots=True, kw_only=True)
-class Received(Prepared):
-    """A prepared item; `channel_id` of its message, or of the entry that a claim is about."""
-
-    channel_id: str | None = None
-
-
 class NodeReplica:
     """See the module. `nonce_secret`: the key by which the node recognises its own nonces.
 
@@ -318,7 +311,7 @@ class NodeReplica:
 
     # --- content that comes in -----------------------------------------------------------------
 
-    async def prepare(self, items: Sequence[Item]) -> list[Received]:
+    async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
         """See `Replica`. Only the door decodes frames."""
         entries = [item.entry for item in items if item.HasField("entry")]
         publications = [
@@ -331,7 +324,7 @@ class NodeReplica:
         ]
         from_door = iter(await self._door.prepare_many(publications))
         kept = iter([each.hints for each in publications])
-        prepared: list[Received] = []
+        prepared: list[Prepared] = []
         for start in range(0, len(items), _CHUNK_MAX):
             for item in items[start : start + _CHUNK_MAX]:
                 is_entry = item.HasField("entry")
@@ -347,7 +340,7 @@ class NodeReplica:
                 prepared[at] = claim
         return prepared
 
-    async def _looked_up(self, claims: Sequence[Received]) -> list[Received]:
+    async def _looked_up(self, claims: Sequence[Prepared]) -> list[Prepared]:
         """Claims with the orders and channels of their entries, as far as those are stored."""
         here = await self._store.entries.outlines(list({each.entry_id for each in claims}))
         held = await self._store.claims.by_element([each.element_id for each in claims])
@@ -449,7 +442,7 @@ class NodeReplica:
 # --- items to prepared items -------------------------------------------------------------------
 
 
-def _entry(item: Item, content: FromDoor, hints: Sequence[bytes]) -> Received:
+def _entry(item: Item, content: FromDoor, hints: Sequence[bytes]) -> Prepared:
     """A prepared entry with the hints that can be kept.
 
     An entry that the door refuses is still an element, named by its digest.
@@ -466,7 +459,7 @@ def _entry(item: Item, content: FromDoor, hints: Sequence[bytes]) -> Received:
                 message, _ = decode(item.entry.frame)
     if message is not None and not digest:
         digest = entry_digest(message)
-    return Received(
+    return Prepared(
         order=None if message is None else order_of_lamport(message.lamport_timestamp or 0),
         element_id=digest,
         claims=tuple([claim_id(digest or item.id, hint) for hint in hints]) if hints else (),
@@ -476,8 +469,8 @@ def _entry(item: Item, content: FromDoor, hints: Sequence[bytes]) -> Received:
     )
 
 
-def _claim(claim: Item.Claim) -> Received:
-    return Received(
+def _claim(claim: Item.Claim) -> Prepared:
+    return Prepared(
         element_id=claim_id(claim.digest, claim.hint), entry_id=claim.digest, content=claim.hint
     )
 

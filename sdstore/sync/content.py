@@ -30,6 +30,7 @@ from recon.events import Have, Need
 from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, ID_BYTES, PROTOCOL_VERSION
+from recon.session import Interest
 from recon.view import View
 from sdstore.sync.memory import (
     LOST,
@@ -71,13 +72,14 @@ ClaimId = Callable[[bytes, bytes], bytes]
 
 @dataclass(slots=True)
 class Shared:
-    """What the parts of one attempt share. `now_s`: the time of the last result."""
+    """What the parts of one attempt share. `interest`: the mutual one; `now_s`: the time of the last result."""
 
     steps: Steps
     counts: Counts
     ledger: Ledger
     aside: SetAside
     claim_id: ClaimId
+    interest: Interest
     now_s: float
     acknowledged: set[bytes] = field(default_factory=set)
     """IDs of pushed items that the peer claims to have, each with an outcome of its own."""
@@ -192,6 +194,8 @@ class Inbox:
         self._shared = shared
         self._books = books
         self._initiator = initiator
+        self._interest = shared.interest
+        self._window = shared.interest.window
         self._started_s = shared.now_s
         self._unread: deque[Answered] = deque()
         self._is_reading = self._is_storing = self._is_dropping = False
@@ -270,15 +274,26 @@ class Inbox:
                 if not answered.for_lost:
                     code = RETIRED if item.absent.reason == recon_pb2.RETIRED else LOST
                     self._books.set_aside_entry(LackedBy.HERE, named, code)
-            elif item.HasField("claim"):
-                self._take_claim(named, next(prepared))
+                continue
+            each = next(prepared)
+            self._check_interest(named.element, each.channel_id)
+            if item.HasField("claim"):
+                self._take_claim(named, each)
             else:
-                self._take_entry(named, next(prepared), for_lost=answered.for_lost)
+                self._take_entry(named, each, for_lost=answered.for_lost)
         self._held_bytes += content_bytes
         self._initiator.credit(content_bytes)
         if answered.is_last:
             self.unread_count -= 1
             self._charge(answered.paid_bytes)
+
+    def _check_interest(self, element: Element, channel_id: str | None) -> None:
+        """What both sides compare is within the mutual interest: whoever serves more would plant it here."""
+        if channel_id is None:
+            return
+        if not (self._interest.matches(channel_id) and self._window.holds(element.order)):
+            name = element.element_id.hex()
+            raise misbehaved(f"the item served as {name} is outside the interest of the session")
 
     def _take_claim(self, named: Named, claim: Prepared) -> None:
         entry = self._shared.aside.get(claim.entry_id)

@@ -168,7 +168,7 @@ class Sync:
         self._steps = Steps()
         aside = SetAside(memory.aside_over(b""))
         self._shared = Shared(
-            self._steps, course.counts, course.ledger, aside, course.claim_id, now_s
+            self._steps, course.counts, course.ledger, aside, course.claim_id, interest, now_s
         )
         # What both sides agreed on.
         self._has_met = False
@@ -291,6 +291,7 @@ class Sync:
 
     def _agree(self) -> None:
         self._mutual = self._interest.intersect(decode_interest(self._memory.interest or b""))
+        self._shared.interest = self._mutual
         mutual = self._mutual.encode()
         self._shared.aside = SetAside(self._memory.aside_over(mutual))
         if self._mutual.is_empty:

@@ -35,7 +35,8 @@ class Prepared:
     `order` and `element_id` are computed from the content. An entry that cannot be decoded has
     neither; a claim has no order while its entry is not here. `entry_id`: for a claim, its entry.
     `claims`: for an entry, the IDs of the claims inside it that can be stored with it. `refusal`: why it will
-    not be stored. `is_held`: the claim is here already. `content` belongs to the replica.
+    not be stored. `is_held`: the claim is here already. `channel_id`: of the message, or of the entry that a
+    claim is about; None: not known, or the replica checks it. `content` belongs to the replica.
     """
 
     order: int | None = None
@@ -44,6 +45,7 @@ class Prepared:
     claims: tuple[bytes, ...] = ()
     refusal: str = ""
     is_held: bool = False
+    channel_id: str | None = None
     content: Any = None
 
 

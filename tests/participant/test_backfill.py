@@ -287,7 +287,7 @@ def test_the_next_request_leaves_before_an_answer_is_stored(
     assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 100)
     assert steps.count("request") == steps.count("store") > 4
     ahead = [steps[:at].count("request") - steps[:at].count("store") for at in range(len(steps))]
-    assert steps[:3] == ["request", "request", "store"]
+    assert steps[:2] == ["request", "request"]
     assert max(ahead) <= MOVES_IN_FLIGHT_MAX
 
 

@@ -18,7 +18,7 @@ from recon.elements import Bound, bound_bytes, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.responder import respond
-from recon.session import SessionHeader
+from recon.session import Interest, SessionHeader
 from recon.view import View
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Message, claim_id, entry_digest
@@ -502,3 +502,26 @@ def _sync_with(folder: Path, mangle: Mangle, *, hints_per_entry: int = 0) -> Syn
 
     report: SyncReport = run(scenario())
     return report
+
+
+@pytest.mark.parametrize("outside", ["channel", "window"])
+def test_a_peer_that_serves_what_was_not_wanted_plants_nothing(
+    tmp_path: Path, outside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares everything that it has, under the key of the mutual interest."""
+
+    async def scenario() -> None:
+        wanted = Interest.make(channels=frozenset(["c"]), lamport_from=5)
+        everything = Interest.make(everything=True)
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            planted = message(7, "foreign") if outside == "channel" else message(1)
+            await publish(two, [message(6), planted])
+            for name in ("view", "prepare_view", "elements_to_hash"):
+                honest = getattr(two.index, name)
+                monkeypatch.setattr(two.index, name, lambda key, _, f=honest: f(key, everything))
+            report = await sync_with_peer(local_of(one), InProcessPeer(two), wanted)
+            assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
+            assert "outside the interest" in report.detail
+            assert planted.message_id not in [name for _, name, _ in await holdings(one)]
+
+    run(scenario())

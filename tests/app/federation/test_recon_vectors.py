@@ -18,6 +18,7 @@ from recon.events import Need
 from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
 from recon.initiator import Initiator
+from recon.session import Interest
 from recon.view import View
 from sdstore.sds.model import entry_digest
 from sdstore.sync.content import Books, Inbox, Shared, names_in
@@ -74,7 +75,8 @@ async def taken(folder: Path, response: bytes) -> list[bytes]:
         if not FetchQueue(view).accept(batch, orders, ids).all():
             raise SyncError("peer_misbehaved", "not asked for")
         aside = SetAside(Aside(b""))
-        shared = Shared(Steps(), Counts(), Ledger(), aside, replica.claim_id, 0.0)
+        everything = Interest.make(everything=True)
+        shared = Shared(Steps(), Counts(), Ledger(), aside, replica.claim_id, everything, 0.0)
         inbox = Inbox(shared, Books(shared), Initiator(view, HEADER))
         inbox.add(items, named, for_lost=False, paid_bytes=0)
         inbox.pump(more_comes=True)
