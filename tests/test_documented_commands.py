@@ -31,7 +31,6 @@ from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode
 from tests.support.cli import cli
 from tests.support.federation import message
-from tools.reference import MARK
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -76,7 +75,7 @@ def blocks() -> Iterator[Block]:
     for document in DOCUMENTS:
         if document.name in TESTED_ELSEWHERE:
             continue
-        text, _, _ = document.read_text(encoding="utf-8").partition(MARK)
+        text = document.read_text(encoding="utf-8")
         for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             yield Block(document.name, found[1], found[2])
         text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -302,7 +301,7 @@ def inline(beginning: str) -> list[tuple[str, str]]:
         for document in DOCUMENTS
         for found in re.finditer(
             rf"`({beginning} [^`\n]+)`",
-            document.read_text(encoding="utf-8").partition(MARK)[0],
+            document.read_text(encoding="utf-8"),
         )
     ]
 

@@ -1,31 +1,23 @@
 """The reference pages of docs/, made from the code: `python -m tools.reference`; a test compares them.
 
-Settings, bounds and errors have a page each, the verbs a list in docs/cli.md. What stands there is written
-beside the code: descriptions of settings, reasons of bounds, advice of errors, help of verbs.
+Settings, bounds and errors have a page each. Descriptions of settings and advice of errors are written beside
+the code.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-import typer
 from pydantic_core import PydanticUndefined
 
-import recon.limits
-from app.cli.program import MODULES, app
 from app.errors import Code, Problem
 from app.server.connection import READ_BYTES
 from app.server.limits import DEFAULT_LIMITS, MIB, limits_table
 from app.server.reload import CHANGEABLE
 from app.server.settings import Settings
-from sdstore.sync.memory import RETRIES_MAX, SET_ASIDE_MAX
-from sdstore.sync.proof import PASSED_OVER_MAX
 
 DOCS = Path(__file__).parents[1] / "docs"
-MARK = "<!-- written by tools.reference: do not edit below -->\n"
 
 _SETTINGS_HEAD = """# Settings
 
@@ -46,12 +38,6 @@ _SHARED_HEAD = """
 
 A bound per request does not bound many requests. These hold for one process, under any load
 ([decision 18](decisions/0018-shares-and-turns.md)); the index and the caches come on top.
-"""
-_RECON_HEAD = """
-## Reconciliation
-
-Per session or message ([recon-protocol.md](recon-protocol.md), section 10), and of what is set aside or passed over
-per peer and interest (section 8.4). `recon/limits.py` and `sdstore/sync/` have the reasons.
 """
 _ERRORS_HEAD = """# Errors
 
@@ -91,14 +77,7 @@ def limits_page() -> str:
     """The bounds that a caller meets, and the memory that all requests together can take."""
     named = takewhile(lambda row: row[0] != _BEHIND_REQUESTS, limits_table())
     node = _columns([(name, f"{value:,} {unit}") for name, value, unit, _ in named])
-    engine = dataclasses.asdict(recon.limits.DEFAULT_LIMITS)
-    aside = {
-        "SET_ASIDE_MAX": SET_ASIDE_MAX,
-        "PASSED_OVER_MAX": PASSED_OVER_MAX,
-        "RETRIES_MAX": RETRIES_MAX,
-    }
-    session = _columns([(name, f"{value:,}") for name, value in (engine | aside).items()])
-    return f"{_LIMITS_HEAD}\n{node}{_SHARED_HEAD}\n{_shared()}{_RECON_HEAD}\n{session}"
+    return f"{_LIMITS_HEAD}\n{node}{_SHARED_HEAD}\n{_shared()}"
 
 
 def _shared() -> str:
@@ -133,28 +112,12 @@ def errors_page() -> str:
     return _ERRORS_HEAD + "".join(lines)
 
 
-def cli_page(page: str) -> str:
-    """The page with its list of verbs, in the order of `sdstore --help`."""
-    head, _, _ = page.partition(MARK)
-    group: Any = typer.main.get_command(app)
-    context = group.make_context("sdstore", [], resilient_parsing=True)
-    lines = []
-    for name in MODULES:
-        command = group.get_command(context, name)
-        for verb, each in getattr(command, "commands", {"": command}).items():
-            said = (each.help or "").partition("\n\n")[0].replace("\n", " ")
-            lines.append(f"- `{f'{name} {verb}'.strip()}`: {said}\n")
-    return f"{head}{MARK}\n{''.join(lines)}"
-
-
 def pages() -> dict[str, str]:
     """The text that each page of reference should have, by its file name."""
-    cli = (DOCS / "cli.md").read_text(encoding="utf-8")
     return {
         "settings.md": settings_page(),
         "limits.md": limits_page(),
         "errors.md": errors_page(),
-        "cli.md": cli_page(cli),
     }
 
 

@@ -61,7 +61,7 @@ def test_the_examples_run_one_after_the_other_and_print_what_they_say(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     examples = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 3
     names: dict[str, Any] = {"__name__": "example"}
     for example in examples:
         exec(compile(example, "docs/participant.md", "exec"), names)
