@@ -186,7 +186,11 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
         "They share a bound with the request line. The connection is closed.",
     ),
     Code.EMPTY_BODY: (400, "The body is empty", ""),
-    Code.BODY_TOO_LARGE: (413, "The body is too large", "The connection is closed."),
+    Code.BODY_TOO_LARGE: (
+        413,
+        "The body is too large",
+        "The connection is closed if the body did not come whole.",
+    ),
     Code.TOO_MANY_ITEMS: (
         413,
         "Too many items in one request",

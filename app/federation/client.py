@@ -98,7 +98,7 @@ def parse_peer_url(text: str) -> httpx.URL:
     except (httpx.InvalidURL, ValueError):
         url, host = httpx.URL(""), ""
     if url.scheme not in _DEFAULT_PORTS or not host or set(host) & set(" %"):
-        raise _url_refused("a peer URL must be http://HOST[:PORT] or https://HOST[:PORT]")
+        raise _url_refused("a peer URL must be http(s)://HOST[:PORT][/PATH]")
     if url.port is not None and not 0 < url.port <= PORT_MAX:
         raise _url_refused(f"a port must be 1 to {PORT_MAX}")
     if url.userinfo:

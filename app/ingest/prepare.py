@@ -232,4 +232,5 @@ def _check_members(item: Any, keys: frozenset[str], what: str) -> None:
     if not isinstance(item, dict):
         raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} must be an object")
     if unknown := item.keys() - keys:
-        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} has no member {min(unknown)[:80]!r}")
+        detail = f"{what} has no member {min(unknown)[:80]!r}; it has {', '.join(sorted(keys))}"
+        raise Problem(Code.INVALID_JSON_MESSAGE, detail)

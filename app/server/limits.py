@@ -51,7 +51,7 @@ class Limits:
         32 * MIB, "bytes", "a batch of 1,000 real js-waku frames is 19 MiB"
     )
     small_body_bytes_max: int = _bound(
-        2 * MIB, "bytes", "every request except batches; one frame as JSON is 1.4 MiB"
+        2 * MIB, "bytes", "where no other bound of a body holds; one frame as JSON is 1.4 MiB"
     )
     operator_body_bytes_max: int = _bound(
         512 * KIB, "bytes", "of an operator's request; a sync of 1,000 channels fits"

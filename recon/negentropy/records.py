@@ -59,10 +59,6 @@ class Records:
         """IDs of the records [lower, upper), end to end."""
         return self._ids[lower:upper].tobytes()
 
-    def bound_at(self, index: int) -> Bound:
-        """The bound just before a record, in full."""
-        return Bound(int(self._timestamps[index]), self._ids[index].tobytes())
-
     def bounds_between(self, indices: NDArray[np.int64]) -> list[Bound]:
         """The shortest bounds that part each record (none the first) from the one before it."""
         ids = self._ids[indices]

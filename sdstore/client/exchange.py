@@ -425,7 +425,7 @@ def checked_url(url: str) -> str:
         is_good = False
     if not is_good or "?" in url or "#" in url:
         raise ValueError(
-            f"{without_password(url)} is not a URL of the form http://HOST[:PORT] or https://HOST[:PORT]"
+            f"{without_password(url)} is not a URL of the form http(s)://HOST[:PORT][/PATH]"
         )
     return url
 

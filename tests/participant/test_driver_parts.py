@@ -537,7 +537,7 @@ def test_a_store_without_the_causes_is_asked_once() -> None:
 )
 def test_a_url_that_no_store_can_have_is_refused_at_once(url: str) -> None:
     for make in (StoreClient, AsyncStoreClient, lambda url: ParticipantDriver([url])):
-        with pytest.raises(ValueError, match=r"is not a URL of the form http://HOST"):
+        with pytest.raises(ValueError, match=r"is not a URL of the form http"):
             make(url)
 
 
