@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, returns
+from tests.mutants.fault import Fault, Plant, after, before, instead
 
 _FLOWS = ("tests/mvds/test_flows.py",)
 _WORLDS = ("tests/mvds/test_simulation.py",)
@@ -53,26 +53,6 @@ def _put_message(node: Any, peer: str, message_id: bytes) -> None:
     node._state.put(peer, [Record(RecordType.MESSAGE, message_id)])
 
 
-class _InAnyGroup:
-    """Groups of which a peer is always a member."""
-
-    def __init__(self, peer: str) -> None:
-        self._members = {peer}
-
-    def get(self, group_id: bytes, default: Any = None) -> set[str]:
-        return self._members
-
-
-def _stay_silent(receive: Any) -> Any:
-    def wrong(node: Any, peer: str, raw: bytes) -> Any:
-        count = node._silent_count.get(peer, 0)
-        effects = receive(node, peer, raw)
-        node._silent_count[peer] = count
-        return effects
-
-    return wrong
-
-
 def _acknowledge_at_once(effects: Any, node: Any, peer: str, _messages: Any) -> Any:
     for effect in effects:
         if hasattr(effect, "message"):
@@ -88,50 +68,7 @@ def _send_what_was_never_offered(node: Any, peer: str, ids: Any) -> list[Any]:
     return []
 
 
-def _keep_the_record(take: Any) -> Any:
-    def wrong(node: Any, peer: str, ids: Any) -> Any:
-        ids = list(ids)
-        records = [node._state.get(peer, message_id) for message_id in ids]
-        effects = take(node, peer, ids)
-        node._state.put(peer, [each for each in records if each is not None])
-        return effects
-
-    return wrong
-
-
-def _forget_the_epoch(node: Any, peer: str, epoch: int) -> tuple[Any, str, int]:
-    node._sent_epoch.pop(peer, None)
-    return node, peer, epoch
-
-
-def _leave_out_known(take: Any) -> Any:
-    async def wrong(endpoint: Any, messages: Any, node: Any) -> Any:
-        new = [each for each in messages if each.message_id not in endpoint._known]
-        return await take(endpoint, new, node)
-
-    return wrong
-
-
 FAULTS = [
-    _fault("an ack is kept in state", "_acknowledge", instead(_put_message), _BOTH),
-    Fault(
-        "mvds: a record is sent early",
-        "sdstore.mvds.state:MemoryState.due",
-        before(lambda state, peer, epoch, limit: (state, peer, epoch + 1, limit)),
-        _WORLDS,
-    ),
-    _fault("a request is dropped", "_take_requests", returns([]), _BOTH),
-    _fault(
-        "the wait does not grow",
-        "_after_sending",
-        after(
-            lambda record, node, _peer, _record, epoch: replace(
-                record, send_epoch=epoch + node._options.retry_epochs_first
-            )
-        ),
-    ),
-    _fault("the wait has no limit", "_after_sending", _with_options(retry_epochs_max=_ENDLESS)),
-    _fault("a peer that answers is waited for like a silent one", "receive", _stay_silent),
     _fault(
         "a repeated message is not acknowledged",
         "_take_messages",
@@ -145,59 +82,16 @@ FAULTS = [
         _BOTH,
     ),
     _fault(
-        "an offer of what we hold is not acknowledged",
-        "_take_offers",
-        _while_changed("_acknowledge", lambda *_: nothing(None)),
-    ),
-    _fault(
         "a message is acknowledged before it is dealt with",
         "_take_messages",
         after(_acknowledge_at_once),
     ),
-    _fault(
-        "the second giver gets no ack",
-        "_take_messages",
-        before(
-            lambda node, peer, messages: (
-                node,
-                peer,
-                [each for each in messages if each.message_id not in node._in_process],
-            )
-        ),
-    ),
     _fault("a request gives anything", "_take_requests", instead(_send_what_was_never_offered)),
-    _fault(
-        "anybody may give",
-        "_take_messages",
-        _while_changed("_groups", lambda _node, peer, _messages: _InAnyGroup(peer)),
-    ),
     _fault("records of a peer have no bound", "send", _with_options(records_per_peer_max=_ENDLESS)),
-    _fault("offers have no bound", "_take_offers", _with_options(records_per_peer_max=_ENDLESS)),
-    _fault("two payloads in one epoch", "tick_peer", before(_forget_the_epoch)),
-    _fault("a payload has no bound", "_payload", _with_options(payload_bytes_max=_ENDLESS)),
-    _fault(
-        "acks fill the payload",
-        "_take_acks",
-        before(lambda node, peer, count_max: (node, peer, 2 * count_max)),
-    ),
-    _fault("nothing is given up", "_is_spent", returns(False)),
-    _fault("an ack ends nothing", "_take_acknowledged", _keep_the_record),
     Fault(
         "mvds: the store node acknowledges what it could not commit",
         "app.mvds:FAULT_OF_NODE_MIN",
         instead(600),
-        _NODES,
-    ),
-    Fault(
-        "mvds: the store node moves positions without writing the records",
-        "app.store.peerrows:MvdsPeers.write",
-        before(lambda peers, state, positions, _changed: (peers, state, positions, {})),
-        _NODES,
-    ),
-    Fault(
-        "mvds: the store node does not acknowledge duplicates",
-        "app.mvds:MvdsEndpoint._take",
-        _leave_out_known,
         _NODES,
     ),
 ]
