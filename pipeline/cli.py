@@ -30,8 +30,14 @@ from app.cli.output import (
 from app.store import sqlite
 from app.store.database import StoreError as StoreFault
 from pipeline import manifest as manifests
-from pipeline.folders import list_snapshots, prune_snapshots, require_free
-from pipeline.manifest import LOGS_FILE, RANGE_ENTRIES, PipelineError
+from pipeline.manifest import (
+    LOGS_FILE,
+    RANGE_ENTRIES,
+    PipelineError,
+    list_snapshots,
+    prune_snapshots,
+    require_free,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 import sdstore.wire
 from app.roots import DIGEST_BYTES
-from pipeline.folders import write_file
-from pipeline.manifest import PROTO_FILES, README_FILE, FileRecord
+from pipeline.manifest import PROTO_FILES, README_FILE, FileRecord, write_file
 from sdstore.sds.codec import decode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
 

@@ -31,7 +31,6 @@ from app.roots import root
 from pipeline import manifest as manifests
 from pipeline.columns import write_documents
 from pipeline.database import Database, Interval, Scan, open_database
-from pipeline.folders import keep_only, published, record_of, share_file, write_file
 from pipeline.manifest import (
     RANGE_ENTRIES,
     ClaimRange,
@@ -40,6 +39,11 @@ from pipeline.manifest import (
     Manifest,
     Parent,
     PipelineError,
+    keep_only,
+    published,
+    record_of,
+    share_file,
+    write_file,
 )
 from pipeline.roots import prove
 from pipeline.steps import on_cluster, step

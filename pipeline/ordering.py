@@ -26,8 +26,14 @@ from app.entries import Entry
 from app.orders import NAMED_MAX, Order, Wanted
 from app.store.entryrows import LeftOut
 from pipeline import manifest as manifests
-from pipeline.folders import keep_only, published
-from pipeline.manifest import CHANNELS_FILE, LOGS_FILE, ManifestError, PipelineError
+from pipeline.manifest import (
+    CHANNELS_FILE,
+    LOGS_FILE,
+    ManifestError,
+    PipelineError,
+    keep_only,
+    published,
+)
 from pipeline.steps import step
 from pipeline.tables import LOG_ORDER, read_entries
 from sdstore.client.records import OrderBreach, OrderIndexer, OrderItem, OrderPage, StoredMessage

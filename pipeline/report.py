@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from pyspark import StorageLevel
 
 from pipeline import manifest as manifests
-from pipeline.folders import published, write_file
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, published, write_file
 from pipeline.queries import TABLES
 from pipeline.steps import step
 from pipeline.tables import read_entries

@@ -25,11 +25,11 @@ from app.ingest.door import Door, open_door
 from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS, Limits
 from pipeline import manifest as manifests
-from pipeline.check import Fault
 from pipeline.columns import CLAIMS, ENTRIES
 from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.steps import items
 from pipeline.tables import is_lost
+from pipeline.verify import Fault
 from sdstore.sds.model import claim_id
 
 _COLUMNS = pa.schema([ENTRIES.field(name) for name in ("seq", "digest", "frame_bytes", "frame")])

@@ -22,7 +22,6 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from app.roots import root
 from pipeline.columns import CHANNELS, ENTRIES, digest_array
-from pipeline.folders import draft_of, write_file
 from pipeline.manifest import (
     CHANNELS_FILE,
     ENTRIES_FOLDER,
@@ -31,7 +30,9 @@ from pipeline.manifest import (
     EntryRange,
     FileRecord,
     claims_path,
+    draft_of,
     entries_path,
+    write_file,
 )
 from pipeline.roots import ChannelRow
 

@@ -1,28 +1,273 @@
-"""`snapshot verify`: hash every row and compute every root again, without trusting the manifest."""
+"""`snapshot verify`: hash every row and compute every root again, without trusting the manifest.
+
+Rows are hashed even if the bytes of a file match the manifest: a manifest can be forged, but a row cannot be
+made to hash to another digest. Spark tasks check one table file each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from app.cli.options import node_client
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from blake3 import blake3
+
 from app.errors import Code
 from pipeline import manifest as manifests
-from pipeline.check import Fault, FileCheck, Finding, check_file
-from pipeline.folders import LOCK_NAME, record_of
-from pipeline.manifest import CHANNELS_FILE, ClaimRange, EntryRange, Manifest, Summary
+from pipeline.columns import CLAIMS, ENTRIES, ENTRIES_1, history_array
+from pipeline.manifest import (
+    CHANNELS_FILE,
+    LOCK_NAME,
+    ClaimRange,
+    EntryRange,
+    Manifest,
+    Summary,
+    record_of,
+)
 from pipeline.roots import channel_summaries, prove
 from pipeline.steps import on_cluster, step
-from pipeline.tables import different_channels, stored_channels
-from sdstore.client.blocking import StoreClient
+from pipeline.tables import claim_facts, different_channels, entry_facts, is_lost, stored_channels
+from sdstore.client.clients import StoreClient
 from sdstore.client.errors import StoreError
+from sdstore.sds.codec import decode
+from sdstore.sds.model import Message, MessageError, claim_id, entry_digest, frame_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class Fault(StrEnum):
+    """Stable names of the faults (docs/pipeline.md explains each)."""
+
+    MISSING_FILE = "missing_file"
+    UNLISTED_FILE = "unlisted_file"
+    DAMAGED_FILE = "damaged_file"
+    UNREADABLE_ROWS = "unreadable_rows"
+    FRAME_REFUSED = "frame_refused"
+    FRAME_HASH_DIFFERS = "frame_hash_differs"
+    DIGEST_DIFFERS = "digest_differs"
+    COLUMN_DIFFERS = "column_differs"
+    FRAME_LOST = "frame_lost"
+    OUTSIDE_OF_RANGE = "outside_of_range"
+    SUMMARY_DIFFERS = "summary_differs"
+    ROOT_DIFFERS = "root_differs"
+    CLAIM_WITHOUT_ENTRY = "claim_without_entry"
+    NODE_LACKS_ENTRIES = "node_lacks_entries"
+    NODE_DIFFERS = "node_differs"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault and its place: a file of the snapshot, or a channel of the node.
+
+    `row` counts from 0 within the file.
+    """
+
+    fault: Fault
+    where: str
+    detail: str
+    row: int | None = None
+    message_id: str | None = None
+
+    def __str__(self) -> str:
+        row = "" if self.row is None else f", row {self.row}"
+        message = "" if self.message_id is None else f", message {self.message_id!r}"
+        return f"{self.where}{row}{message}: {self.fault}: {self.detail}"
+
+
+FINDINGS_PER_FILE_MAX = 1_000  # a file with more findings is lost anyway
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """The findings of one file, at most `FINDINGS_PER_FILE_MAX`, and the number of rows read.
+
+    Rows without a frame were retired, or lost before the export.
+    """
+
+    findings: tuple[Finding, ...]
+    rows_count: int = 0
+    retired_count: int = 0
+    lost_count: int = 0
+
+
+def check_file(snapshot: Path, schema_version: int, expected: EntryRange | ClaimRange) -> FileCheck:
+    """Compare the file of `expected` with the manifest (of `schema_version`) and with itself."""
+    path = expected.file.path
+    try:
+        content = (snapshot / path).read_bytes()
+    except OSError as error:
+        return FileCheck((Finding(Fault.MISSING_FILE, path, str(error)),))
+    tables: list[tuple[int, pa.Table]] = []
+    schema = CLAIMS
+    if isinstance(expected, EntryRange):
+        schema = ENTRIES_1 if schema_version == 1 else ENTRIES
+    findings = tuple(islice(_findings(content, expected, schema, tables), FINDINGS_PER_FILE_MAX))
+    rows_count = sum(table.num_rows for _, table in tables)
+    if isinstance(expected, ClaimRange):
+        return FileCheck(findings, rows_count)
+    without = sum(table["frame"].null_count for _, table in tables)
+    lost = sum(pc.sum(is_lost(table)).as_py() or 0 for _, table in tables)
+    return FileCheck(findings, rows_count, without - lost, lost)
+
+
+def _findings(
+    content: bytes,
+    expected: EntryRange | ClaimRange,
+    schema: pa.Schema,
+    tables: list[tuple[int, pa.Table]],
+) -> Iterator[Finding]:
+    """The faults of a file; `tables` receives (first row, rows) of each part that can be read."""
+    path = expected.file.path
+    if (len(content), blake3(content).hexdigest()) != (expected.file.bytes, expected.file.digest):
+        yield Finding(Fault.DAMAGED_FILE, path, "the bytes differ from those exported")
+    is_entries = isinstance(expected, EntryRange)
+    yield from _read(content, path, schema, tables)
+    for first_row, table in tables:
+        faults = _entry_faults(table) if is_entries else _claim_faults(table)
+        for row, fault, detail in faults:
+            message_id = table["message_id"][row].as_py() if is_entries else None
+            yield Finding(fault, path, detail, first_row + row, message_id)
+    if tables:
+        whole = pa.concat_tables([table for _, table in tables])
+        yield from _summary_faults(whole, expected)
+
+
+def _read(
+    content: bytes, path: str, schema: pa.Schema, tables: list[tuple[int, pa.Table]]
+) -> Iterator[Finding]:
+    """Read row group by row group, so that damage in one does not hide the others.
+
+    Page checksums are not checked: where a page can be read, hashing finds the exact row.
+    """
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+    except (pa.ArrowException, OSError) as error:
+        yield Finding(Fault.UNREADABLE_ROWS, path, f"not a Parquet file: {error}")
+        return
+    first_row = 0
+    for number in range(file.num_row_groups):
+        rows_count = file.metadata.row_group(number).num_rows
+        try:
+            table = file.read_row_group(number)
+            table.validate(full=True)
+            tables.append((first_row, table.select(schema.names).cast(schema)))
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            rows = f"rows {first_row} to {first_row + rows_count - 1} cannot be read"
+            yield Finding(Fault.UNREADABLE_ROWS, path, f"{rows}: {error}", first_row)
+        first_row += rows_count
+
+
+_Fault = tuple[int, Fault, str]
+_READ_FROM_FRAME = (
+    "channel_id",
+    "message_id",
+    "sender_id",
+    "lamport_timestamp",
+    "dialect",
+    "content_bytes",
+    "frame_bytes",
+)
+_SENDER, _CONTENT_BYTES = 2, 5
+
+
+def _entry_faults(table: pa.Table) -> Iterator[_Fault]:
+    """Hash every frame again, and compare the columns with its fields."""
+    frames, digests, hashes = (table[c].to_pylist() for c in ("frame", "digest", "frame_hash"))
+    columns = zip(*(table[name].to_pylist() for name in _READ_FROM_FRAME), strict=True)
+    messages: list[Message | None] = []
+    for row, (frame, columns_here) in enumerate(zip(frames, columns, strict=True)):
+        if frame is None:  # nothing to hash: only the root covers this row
+            messages.append(None)
+            if (columns_here[_SENDER], columns_here[_CONTENT_BYTES]) != ("", 0):
+                yield row, Fault.COLUMN_DIFFERS, "a column has a value without a frame"
+            continue
+        try:
+            message, dialect = decode(frame)
+        except MessageError as error:
+            messages.append(None)
+            yield row, Fault.FRAME_REFUSED, str(error)
+            continue
+        messages.append(message)
+        if frame_hash(frame) != hashes[row]:
+            yield row, Fault.FRAME_HASH_DIFFERS, f"frame_hash is {hashes[row].hex()}"
+        if entry_digest(message) != digests[row]:
+            yield row, Fault.DIGEST_DIFFERS, f"digest is {digests[row].hex()}"
+        if columns_here != _expected_columns(message, dialect.label, frame):
+            yield row, Fault.COLUMN_DIFFERS, "a column differs from the frame"
+    yield from _content_faults(table, messages)
+
+
+def _expected_columns(message: Message, dialect: str, frame: bytes) -> tuple[Any, ...]:
+    return (
+        message.channel_id,
+        message.message_id,
+        message.sender_id,
+        message.lamport_timestamp,
+        dialect,
+        len(message.content),
+        len(frame),
+    )
+
+
+def _content_faults(table: pa.Table, messages: list[Message | None]) -> Iterator[_Fault]:
+    contents = [None if message is None else message.content for message in messages]
+    for name, expected in (
+        ("causal_history", history_array(messages)),
+        ("content", pa.array(contents, pa.binary())),
+    ):
+        if name not in table.column_names:  # schema version 1
+            continue
+        stored = table[name].combine_chunks()
+        if not stored.equals(expected):
+            for row in range(len(messages)):
+                if stored[row] != expected[row]:
+                    yield row, Fault.COLUMN_DIFFERS, f"{name} differs from the frame"
+
+
+def _claim_faults(table: pa.Table) -> Iterator[_Fault]:
+    columns = (table[name].to_pylist() for name in ("digest", "hint", "claim_id"))
+    for row, (digest, hint, element) in enumerate(zip(*columns, strict=True)):
+        if claim_id(digest, hint) != element:
+            yield row, Fault.DIGEST_DIFFERS, f"claim_id is {element.hex()}"
+
+
+def _summary_faults(table: pa.Table, expected: EntryRange | ClaimRange) -> Iterator[Finding]:
+    path = expected.file.path
+    try:
+        facts = entry_facts(table) if isinstance(expected, EntryRange) else claim_facts(table)
+    except ValueError as error:
+        yield Finding(Fault.ROOT_DIFFERS, path, str(error))
+        return
+    found = facts["count"], facts["root"]
+    if found != (expected.count, expected.root):
+        detail = f"{found[0]} rows with root {found[1]}, not {expected.count} with {expected.root}"
+        yield Finding(Fault.ROOT_DIFFERS, path, detail)
+        return  # with rows missing, the other facts differ too
+    for name, value in facts.items():
+        if getattr(expected, name) != value:
+            detail = f"{name} is {value!r}, not {getattr(expected, name)!r}"
+            yield Finding(Fault.SUMMARY_DIFFERS, path, detail)
+    if not _is_inside(table, expected):
+        yield Finding(Fault.OUTSIDE_OF_RANGE, path, "the file contains rows of another range")
+
+
+def _is_inside(table: pa.Table, expected: EntryRange | ClaimRange) -> bool:
+    numbers = table["seq" if isinstance(expected, EntryRange) else "claim_no"].to_numpy()
+    if numbers.min() < expected.first or numbers.max() > expected.last:
+        return False
+    if isinstance(expected, ClaimRange):
+        return True
+    days = pc.unique(table["received_at"].cast(pa.date32(), safe=False)).to_pylist()
+    return [day.isoformat() for day in days] == [expected.day]
+
 
 _CHANNEL_FINDINGS_MAX = 1_000
 
@@ -122,6 +367,8 @@ def compare_with_node(
     A channel of the node may have grown. Then as many of its newest entries are fetched as the node has
     more: together with the snapshot's entries they must have the node's root.
     """
+    from app.cli.options import node_client  # noqa: PLC0415 - tasks of Spark have no command line
+
     compare = partial(_compare_grown, spark, snapshot, manifest)
     with node_client(node_url) as client, step(spark, "Compare with the node"):
         grown: dict[str, int] = {}

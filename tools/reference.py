@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from app.errors import Code, Problem
 from app.server.connection import READ_BYTES
 from app.server.limits import DEFAULT_LIMITS, MIB, limits_table
-from app.server.reload import CHANGEABLE
+from app.server.node import CHANGEABLE
 from app.server.settings import Settings
 
 DOCS = Path(__file__).parents[1] / "docs"

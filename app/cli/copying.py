@@ -26,7 +26,7 @@ from app.cli.files import (
     record_of,
     write_through,
 )
-from app.cli.interrupts import waiting
+from app.cli.main import waiting
 from app.cli.options import PATIENCE, access
 from app.cli.output import CliError, Exit
 from app.entries import NOTHING_ARRIVED, Entry, Outcome, Token, Watermark

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.interrupts import loading
+from app.cli.main import loading
 from app.cli.messages import hex_argument
 from app.cli.options import DEFAULT_NODE, AsJson, ConfigFile, DataDir, NodeUrl, node_client
 from app.cli.output import (

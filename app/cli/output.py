@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column, Table
 from rich.text import Text
 
-from app.cli import interrupts
+from app.cli.main import EXIT_CODE as INTERRUPTED_CODE
 from app.errors import Code, Problem
 from app.server.logs import printable
 from sdstore.client.errors import StoreError
@@ -41,7 +41,7 @@ class Exit(IntEnum):
     REFUSED = 4
     PEER_FAULT = 5
     LOCAL_FAULT = 6
-    INTERRUPTED = interrupts.EXIT_CODE
+    INTERRUPTED = INTERRUPTED_CODE
 
 
 class CliError(Exception):

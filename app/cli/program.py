@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
-from app.cli.interrupts import loading
+from app.cli.main import loading
 from app.cli.options import CaPath, TokenPath, access
 from app.cli.output import CliError, Exit, exit_of, print_error
 from app.errors import Problem, SettingsError
@@ -57,8 +57,8 @@ MODULES = {
     "check": "app.cli.store",
     "reindex": "app.cli.store",
     "demo": "app.demo.run",
-    "openapi": "app.cli.about",
-    "version": "app.cli.about",
+    "openapi": "app.cli.serve",
+    "version": "app.cli.serve",
 }
 
 

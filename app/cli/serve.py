@@ -1,14 +1,17 @@
-"""Verbs that run a node and wait for one: serve, wait."""
+"""Verbs of the node as a program: serve, wait, openapi, version."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import platform
 import signal
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version as version_of
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -17,7 +20,7 @@ from typing import Annotated
 import typer
 
 from app.access.operator import OPERATOR_FILE, InUseError, announced, has_token, locked
-from app.cli.interrupts import loading
+from app.cli.main import loading
 from app.cli.options import (
     DEFAULT_NODE,
     AsJson,
@@ -32,6 +35,8 @@ from app.cli.output import CliError, Exit, print_json, print_note, print_table, 
 from app.errors import SettingsError
 from app.server.limits import limits_table
 from app.server.settings import Settings, load_settings
+from recon.limits import PROTOCOL_VERSION
+from sdstore.sds.codec import DECODER_VERSION
 
 verbs = typer.Typer()
 
@@ -262,7 +267,7 @@ def _check_policy(name: str) -> None:
 def _check_certificate(settings: Settings) -> None:
     """Raises SettingsError for a certificate that cannot be read: starting again does not mend it."""
     with loading():
-        from app.server.reload import checked_certificate  # noqa: PLC0415 - brings the store
+        from app.server.node import checked_certificate  # noqa: PLC0415 - brings the store
 
     checked_certificate(settings)
 
@@ -349,3 +354,34 @@ def _show_limits(as_json: bool) -> None:
         return
     rows = [(name, f"{value:,}", unit, why) for name, value, unit, why in limits]
     print_table(table("limit", "value", "unit", "reason", rows=rows, right=["value"]))
+
+
+@verbs.command()
+def version(as_json: AsJson = False) -> None:
+    """Print the versions of sdstore, the protocol, the decoder, Python and SQLite."""
+    versions = {
+        "sdstore": version_of("sdstore"),
+        "recon_protocol": PROTOCOL_VERSION,
+        "decoder": DECODER_VERSION,
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+    }
+    if as_json:
+        print_json(versions)
+        return
+    name, number = next(iter(versions.items()))
+    others = list(versions.items())[1:]
+    details = ", ".join(f"{each.replace('_', ' ')} {value}" for each, value in others)
+    stdout().print(f"[bold]{name}[/] {number} ({details})")
+
+
+@verbs.command()
+def openapi(as_json: AsJson = False) -> None:
+    """Print the OpenAPI document of the HTTP interface; --json prints it on one line."""
+    with loading():
+        from app.http.application import openapi_document  # noqa: PLC0415 - a second of imports
+
+    if as_json:
+        print_json(openapi_document())
+    else:
+        sys.stdout.write(json.dumps(openapi_document(), indent=2, ensure_ascii=False) + "\n")

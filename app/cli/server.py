@@ -42,8 +42,7 @@ from app.http.about import giving_metrics
 from app.http.application import application_of
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.logs import set_level, start_logging
-from app.server.node import Node
-from app.server.reload import Loaded, checked_certificate, log_reload, merged, reload_settings
+from app.server.node import Loaded, Node, checked_certificate, log_reload, merged, reload_settings
 from app.server.server import NodeServer, WaitingServer, serving
 from app.server.settings import Settings
 from app.server.workers import Board, WorkerPlace, WorkerState

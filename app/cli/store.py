@@ -25,7 +25,7 @@ from app.cli.files import (
     require_one_output,
     size_of,
 )
-from app.cli.interrupts import loading
+from app.cli.main import loading
 from app.cli.options import (
     AsJson,
     ChannelIds,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.interrupts import loading
+from app.cli.main import loading
 from app.cli.options import (
     DEFAULT_NODE,
     AsJson,

@@ -1,6 +1,6 @@
 """Routes for operators: access tokens, settings, the quarantine.
 
-`app.access.tokens` keeps the tokens, and `sdstore token` changes the same file. `app.server.reload` reads the
+`app.access.tokens` keeps the tokens, and `sdstore token` changes the same file. `app.server.node` reads the
 settings again. What the policy kept apart is listed, shown, released or dropped.
 """
 
@@ -35,7 +35,7 @@ from app.http.openapi import (
 )
 from app.ingest.quarantine import Held
 from app.server.limits import DEFAULT_LIMITS
-from app.server.reload import reload_settings
+from app.server.node import reload_settings
 from app.server.workers import WorkerPlace
 from sdstore.sds.jsonform import to_json
 

@@ -50,8 +50,7 @@ from app.errors import Code, Problem
 from app.http.call import App, AsgiScope, Receive, Reply, Send, length_of, problem_reply
 from app.server.connection import BODY_STEP_BYTES, Connection, bounded_protocol
 from app.server.limits import Limits
-from app.server.node import Node
-from app.server.reload import checked_certificate, warn_of
+from app.server.node import Node, checked_certificate, warn_of
 from app.server.settings import Settings
 
 # ---- TLS on one connection

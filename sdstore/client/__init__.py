@@ -8,8 +8,7 @@ Requests are built (`calls`) and answers read (`replies`) by pure functions; `St
 
 from typing import TYPE_CHECKING, Any
 
-from sdstore.client.aio import AsyncStoreClient
-from sdstore.client.blocking import StoreClient
+from sdstore.client.clients import AsyncStoreClient, StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options, Retry
 from sdstore.client.live import AsyncLiveStream, LiveStream

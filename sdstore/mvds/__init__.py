@@ -6,13 +6,16 @@ from sdstore.mvds.node import (
     Effect,
     GaveUp,
     Ignored,
+    MemoryState,
     Messages,
     Node,
     Options,
+    Record,
+    RecordType,
     Send,
+    State,
     StateFull,
 )
-from sdstore.mvds.state import MemoryState, Record, RecordType, State
 from sdstore.mvds.wire import (
     ID_BYTES,
     LocalProtocolError,

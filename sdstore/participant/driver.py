@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from sdstore.client.aio import AsyncStoreClient
+from sdstore.client.clients import AsyncStoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options, Retry
 from sdstore.client.records import PublishOutcome
@@ -47,14 +47,13 @@ from sdstore.participant.events import (
     Unsaved,
 )
 from sdstore.participant.follower import Follower, StoreAccess
-from sdstore.participant.outbox import Outbox, Waiting
 from sdstore.participant.persistence import (
     SENT_KEY,
     MemoryPersistence,
     Persistence,
     unsaved_code,
 )
-from sdstore.participant.stores import PUBLISHING, BackOff, Store, Stores
+from sdstore.participant.stores import PUBLISHING, BackOff, Outbox, Store, Stores, Waiting
 from sdstore.sds.codec import decode
 from sdstore.sds.effects import Broadcast, Effect, Missing, Publish, Rejected, Save, Status
 from sdstore.sds.errors import LocalProtocolError, bad_argument, check_argument

@@ -14,8 +14,7 @@ An exchange that fails loses nothing: records stay in the state, and later excha
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from sdstore.client.aio import AsyncStoreClient
-from sdstore.client.blocking import StoreClient
+from sdstore.client.clients import AsyncStoreClient, StoreClient
 from sdstore.client.errors import malformed_reply
 from sdstore.client.exchange import MvdsMode
 from sdstore.mvds import (

@@ -103,7 +103,7 @@ FAULTS = [
     ),
     _fault(
         "no other store gets a copy",
-        "participant.outbox:Outbox._copy",
+        "participant.stores:Outbox._copy",
         nothing,
         f"{_WHOLE}participants_that_follow_different_stores_hear_each_other",
     ),

@@ -48,7 +48,7 @@ def _with_options(**changes: Any) -> Plant:
 
 
 def _put_message(node: Any, peer: str, message_id: bytes) -> None:
-    from sdstore.mvds.state import Record, RecordType
+    from sdstore.mvds.node import Record, RecordType
 
     node._state.put(peer, [Record(RecordType.MESSAGE, message_id)])
 

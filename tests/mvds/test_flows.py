@@ -19,7 +19,7 @@ from sdstore.mvds import (
     decode,
     encode,
 )
-from sdstore.mvds.state import Record
+from sdstore.mvds.node import Record
 from tests.mvds.world import GROUP, Kept, World, message, world_of
 
 

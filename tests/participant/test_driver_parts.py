@@ -26,21 +26,19 @@ from sdstore.mvds.wire import MvdsError
 from sdstore.ordering import OrderingError
 from sdstore.participant import DriverError, DriverOptions, ParticipantDriver, ParticipantFileError
 from sdstore.participant.events import EventQueue, EventsDropped
-from sdstore.participant.outbox import (
+from sdstore.participant.stores import (
     COPIES_BYTES_MAX,
     COPIES_MAX,
-    OUTBOX_FRAMES_MAX,
-    Outbox,
-    Waiting,
-    _Copier,
-)
-from sdstore.participant.stores import (
     NODE,
+    OUTBOX_FRAMES_MAX,
     PUBLISHING,
     BackOff,
+    Outbox,
     Retrieval,
     Store,
     Stores,
+    Waiting,
+    _Copier,
     channel_scope,
     concerns_the_request,
 )

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.check import Fault, FileCheck, check_file
 from pipeline.columns import ENTRIES
 from pipeline.database import Scan, open_database
-from pipeline.folders import write_file
-from pipeline.manifest import SCHEMA_VERSION, EntryRange
+from pipeline.manifest import SCHEMA_VERSION, EntryRange, write_file
 from pipeline.tables import entry_facts, parquet_bytes, write_entries
+from pipeline.verify import Fault, FileCheck, check_file
 from sdstore.sds.codec import decode
 from tests.support.snapshots import conversation, fill_store
 

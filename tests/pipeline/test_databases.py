@@ -14,7 +14,7 @@ from pipeline.diff import diff
 from pipeline.export import export_snapshot
 from pipeline.restore import restore_snapshot
 from pipeline.verify import verify_snapshot
-from sdstore.client.blocking import StoreClient
+from sdstore.client.clients import StoreClient
 from sdstore.client.records import PublishItem
 from tests.support.server import running_node
 from tests.support.snapshots import conversation

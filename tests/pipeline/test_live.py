@@ -13,11 +13,10 @@ import pytest
 from app.ingest.prepare import Publication
 from pipeline import manifest as manifests
 from pipeline import verify
-from pipeline.check import Fault, Finding
 from pipeline.export import export_snapshot
 from pipeline.roots import channel_summaries
-from pipeline.verify import compare_with_node
-from sdstore.client.blocking import StoreClient
+from pipeline.verify import Fault, Finding, compare_with_node
+from sdstore.client.clients import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import decode
 from tests.support.server import running_node

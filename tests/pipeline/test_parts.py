@@ -28,21 +28,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from app.roots import root
-from pipeline import folders, steps
+from pipeline import manifest, steps
 from pipeline.cli import reason_of
 from pipeline.columns import digest_array, readme
 from pipeline.database import DatabaseError, open_database, shown
 from pipeline.export import merged_tail
-from pipeline.folders import (
-    PublishError,
-    draft_of,
-    keep_only,
-    list_snapshots,
-    prune_snapshots,
-    published,
-    share_file,
-    write_file,
-)
 from pipeline.manifest import (
     SCHEMA_VERSION,
     EntryRange,
@@ -51,9 +41,17 @@ from pipeline.manifest import (
     Manifest,
     ManifestError,
     Parent,
+    PublishError,
     Summary,
+    draft_of,
     entries_path,
+    keep_only,
+    list_snapshots,
     load,
+    prune_snapshots,
+    published,
+    share_file,
+    write_file,
 )
 from pipeline.queries import shape_of
 from pipeline.report import page, pictures
@@ -224,7 +222,7 @@ def test_a_pruned_snapshot_has_lost_its_name_for_good_before_its_files_go(
         assert (hidden / "manifest.json").exists()
         synced.append(folder)
 
-    monkeypatch.setattr(folders, "sync_path", sync)
+    monkeypatch.setattr(manifest, "sync_path", sync)
     assert prune_snapshots(tmp_path, 1) == [tmp_path / "old"]
     assert synced == [tmp_path]
     assert not hidden.exists()

@@ -20,11 +20,10 @@ from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS
 from app.store.groupwriter import GroupWriter
 from pipeline import manifest as manifests
-from pipeline.check import Fault
 from pipeline.database import DAY_MS, Scan, open_database
 from pipeline.export import export_snapshot
 from pipeline.restore import restore_snapshot
-from pipeline.verify import verify_snapshot
+from pipeline.verify import Fault, verify_snapshot
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.pipeline.test_versions import FIRST, ROWS

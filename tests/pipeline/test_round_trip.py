@@ -17,7 +17,7 @@ from pipeline.ordering import log_positions
 from pipeline.restore import restore_snapshot
 from pipeline.tables import read_entries
 from pipeline.verify import verify_snapshot
-from sdstore.client.blocking import StoreClient
+from sdstore.client.clients import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sync.report import SyncOutcome
 from tests.support.cli import cli

@@ -19,15 +19,13 @@ from pyspark.sql import functions as f
 from app.roots import root
 from pipeline import export, roots
 from pipeline import manifest as manifests
-from pipeline.check import Fault
 from pipeline.columns import digest_array
 from pipeline.diff import diff
 from pipeline.export import Exported, ParentMismatchError, Route, export_snapshot, export_tables
-from pipeline.folders import PublishError, write_file
-from pipeline.manifest import FileRecord, Manifest, PipelineError, Summary
+from pipeline.manifest import FileRecord, Manifest, PipelineError, PublishError, Summary, write_file
 from pipeline.restore import restore_snapshot
 from pipeline.tables import entry_facts, parquet_bytes, read_entries
-from pipeline.verify import verify_snapshot
+from pipeline.verify import Fault, verify_snapshot
 from tests.support.snapshots import CHANNELS, conversation, fill_store
 
 if TYPE_CHECKING:

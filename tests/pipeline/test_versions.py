@@ -11,13 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import manifest as manifests
-from pipeline.check import check_file
 from pipeline.export import export_snapshot
-from pipeline.folders import write_file
-from pipeline.manifest import SCHEMA_VERSION
+from pipeline.manifest import SCHEMA_VERSION, write_file
 from pipeline.restore import restore_snapshot
 from pipeline.tables import parquet_bytes, read_entries
-from pipeline.verify import verify_snapshot
+from pipeline.verify import check_file, verify_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

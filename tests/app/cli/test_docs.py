@@ -93,7 +93,7 @@ def test_origins_that_may_call_are_a_flag_too() -> None:
     assert shown == {"value": ["https://a.example", "https://b.example"], "from": "flag"}
 
 
-@pytest.mark.parametrize("module", ["app.cli.messages", "app.cli.sync", "app.cli.about"])
+@pytest.mark.parametrize("module", ["app.cli.messages", "app.cli.sync", "app.cli.program"])
 def test_the_verbs_of_a_running_node_start_without_the_packages_of_a_server(module: str) -> None:
     heavy = "numpy fastapi pydantic sqlalchemy uvicorn"
     code = f"import sys, app.cli.program, {module}; print(*sorted(set({heavy!r}.split()) & set(sys.modules)))"

@@ -26,7 +26,7 @@ from cryptography import x509
 from app.access.operator import token_for
 from app.access.tokens import TokenFile, tokens_path
 from app.federation.peers import LOOK_S
-from app.server.reload import CHANGEABLE
+from app.server.node import CHANGEABLE
 from app.server.settings import Settings
 from app.server.workers import Board, WorkerState
 from recon.initiator import hello_request
@@ -250,7 +250,7 @@ def test_an_expired_certificate_is_said_at_the_start_and_never_replaces_a_valid_
     warning = f"tls_cert {certificates.file} expired at 2025-02-03 00:00:00 UTC"
     with serving(tmp_path, "drain_s = 0\n", *flags) as (node, url, _):
         log = tmp_path / "log"
-        assert f"WARNING app.server.reload: {warning}: callers refuse it" in log.read_text()
+        assert f"WARNING app.server.node: {warning}: callers refuse it" in log.read_text()
         assert not_after_s() == datetime(2025, 2, 3, tzinfo=UTC).timestamp()
         valid = certificates.replace()
         node.send_signal(signal.SIGHUP)
