@@ -76,25 +76,6 @@ def test_a_stranger_reaches_what_is_open_on_every_route_and_nothing_else(
         assert status_of(node, route, "%2Fclosed%2F1") == 401
 
 
-def test_reads_show_the_open_channels_only(node: RunningNode) -> None:
-    names = [each["channel_id"] for each in node.http.get("/v1/channels").json()["channels"]]
-    assert names == ["/open/1"]
-    assert b"SECRET" not in node.http.get("/v1/feed").content.replace(b"U0VDUkVU", b"")
-    ids = [each["message"]["message_id"] for each in node.http.get("/v1/feed").json()["messages"]]
-    assert ids == ["open"]
-    assert node.http.get("/v1/messages/open").status_code == 200
-    for message_id in ("in", "closed"):
-        assert node.http.get(f"/v1/messages/{message_id}").status_code == 404
-
-
-def test_publications_go_into_the_open_channels_only(node: RunningNode) -> None:
-    for channel, status in (("/in/2", 201), ("/open/1", 401), ("/closed/1", 401)):
-        sent = node.http.post(
-            "/v1/messages", content=frame(f"new {channel}", channel), headers=PROTOBUF
-        )
-        assert sent.status_code == status, channel
-
-
 def test_a_token_that_is_not_valid_is_refused_where_none_would_do(node: RunningNode) -> None:
     bad = {"authorization": "Bearer sds_000000000000_" + "0" * 64}
     assert node.http.get("/v1/messages/open", headers=bad).status_code == 401

@@ -10,34 +10,26 @@ import gzip
 import http.client
 import json
 import os
-import select
 import signal
 import socket
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from itertools import count
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 import zstandard
 
-from app.access.callers import Scope
-from app.access.tokens import TokenFile
 from app.server.connection import LINGER_BYTES_MAX
 from app.server.limits import DEFAULT_LIMITS as LIMITS
-from bench.frame_workloads import small_frames
 from recon.limits import PROTOCOL_VERSION
-from sdstore.sds.codec import decode, encode
+from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2 as recon_wire
 from sdstore.wire import store_pb2 as wire
 from tests.support.attacked import (
-    KNOWN_ID,
     MEMORY_MIB_MAX,
     Attacked,
     attack_with,
@@ -156,42 +148,6 @@ def test_endless_trailers_are_cut_off(node: Attacked, window_s: float) -> None:
     endure(node, work, window_s)
 
 
-@pytest.mark.soak
-def test_a_flood_of_trailers_for_ten_minutes_leaves_no_memory_behind(node: Attacked) -> None:
-    filler = b"x-filler: " + b"x" * 4_000 + b"\r\n"
-    endure(node, [trailers(node, head, filler) for head in TRAILED], 200)
-
-
-@pytest.mark.parametrize("head", TRAILED)
-def test_a_connection_is_gone_once_its_trailers_pass_the_bound(
-    empty_node: Attacked, head: bytes
-) -> None:
-    with empty_node.connect() as connection:
-        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n0\r\n")
-        sent_bytes = 0
-        with suppress(OSError):
-            while sent_bytes < 1 << 30:
-                sent_bytes += connection.send(b"x-filler: " + b"x" * 8_000 + b"\r\n")
-        # Behind an answer the node drops whatever comes, as it could be the body.
-        assert sent_bytes < (16 << 20) + LINGER_BYTES_MAX
-        assert eventually(lambda: is_cut(connection), LIMITS.unread_body_linger_s + MARGIN_S)
-
-
-@pytest.mark.slow
-def test_trailers_that_drip_are_cut_at_the_deadline_of_headers(node: Attacked) -> None:
-    with node.connect() as connection:
-        connection.sendall(POST + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
-        started_s = time.monotonic()
-        while time.monotonic() - started_s < LIMITS.headers_timeout_s + MARGIN_S:
-            try:
-                connection.sendall(b"a: b\r\n")
-            except OSError:
-                return
-            if select.select([connection], [], [], 0.2)[0]:
-                return
-        pytest.fail("it is still open")
-
-
 # --- packed and dear bodies -----------------------------------------------------------------------
 def _packed(head: bytes, plain: bytes) -> bytes:
     body = zstandard.compress(plain)
@@ -247,19 +203,6 @@ def test_small_bodies_that_are_dear_to_parse_delay_nobody(node: Attacked, window
     endure(node, [asking(request) for request in dear_requests().values()], window_s)
 
 
-def test_the_faults_of_a_batch_keep_nothing_of_what_was_parsed(node: Attacked) -> None:
-    numbers = b'{"message":{"message_id":"x","content":[' + b"1.5," * 520_000 + b"1]}}\n"
-    fifteen_messages = _padded(NDJSON_BATCH, numbers * 15)
-    before_mib = node.memory_mib
-    for request in (fifteen_messages, *[dear_requests()["ten thousand empty items"]] * 10):
-        with node.connect(60) as connection:
-            connection.sendall(request.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
-            answer = b"".join(iter(lambda: connection.recv(1 << 20), b""))
-        assert answer.startswith(b"HTTP/1.1 200")
-    # One line of numbers takes some 16 MiB while it is parsed, the body 31 MiB.
-    assert node.peak_mib - before_mib < 160
-
-
 # --- bodies that stall ----------------------------------------------------------------------------
 @durations
 def test_stalled_bodies_share_a_bounded_room(node: Attacked, window_s: float) -> None:
@@ -313,25 +256,6 @@ def test_replies_that_nobody_reads_share_a_bounded_room(node: Attacked, window_s
 
 
 # --- connections ----------------------------------------------------------------------------------
-def test_an_unfinished_body_behind_an_answer_ends_with_its_connection(
-    empty_node: Attacked,
-) -> None:
-    before = empty_node.sockets_count
-    requests = [
-        b"GET /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\nx",
-        b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n",
-        POST.replace(b"x-protobuf", b"none") + b"content-length: 90000000\r\n\r\nx",
-    ]
-    connections = [empty_node.connect() for _ in range(90)]
-    for number, connection in enumerate(connections):
-        connection.sendall(requests[number % 3])
-    answers = [connection.recv(65_536) for connection in connections]
-    assert {answer.split(b" ")[1] for answer in answers} == {b"200", b"404", b"413"}
-    assert all(b"connection: close" in answer.lower() for answer in answers)
-    allowed_s = LIMITS.unread_body_linger_s + MARGIN_S
-    assert eventually(lambda: empty_node.sockets_count <= before, allowed_s)
-    for connection in connections:
-        connection.close()
 
 
 @pytest.mark.parametrize("framing", ["content-length: 52428800", "transfer-encoding: chunked"])
@@ -364,28 +288,6 @@ def test_a_body_without_end_is_left_soon_after_its_answer(empty_node: Attacked) 
                 sent_bytes += connection.send(bytes(1 << 19))
         assert sent_bytes < 2 * LINGER_BYTES_MAX
         assert time.monotonic() - began_s < 3 * LIMITS.unread_body_linger_s + MARGIN_S
-
-
-def test_one_address_leaves_connections_to_others(empty_node: Attacked) -> None:
-    held = [empty_node.connect() for _ in range(LIMITS.connections_per_address_max)]
-    for connection in held:
-        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    assert all(connection.recv(4_096).startswith(b"HTTP/1.1 200") for connection in held)
-    with empty_node.connect() as one_more:
-        assert eventually(lambda: is_cut(one_more), MARGIN_S)
-    # Others are another address of this machine.
-    address = ("127.0.0.1", empty_node.port)
-    with socket.create_connection(address, source_address=("127.0.0.9", 0)) as other:
-        other.settimeout(MARGIN_S)
-        other.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert other.recv(4_096).startswith(b"HTTP/1.1 200")
-    # Where all are taken, those that do nothing make room.
-    crowd = [
-        socket.create_connection(address, source_address=(f"127.0.0.{10 + n % 4}", 0))
-        for n in range(LIMITS.connections_max - LIMITS.connections_per_address_max + 20)
-    ]
-    for connection in (*held, *crowd):
-        connection.close()
 
 
 # --- live readers ---------------------------------------------------------------------------------
@@ -449,46 +351,6 @@ def test_pages_asked_for_by_the_hundred_delay_no_look_up(node: Attacked, window_
     endure(node, [], window_s)
     for connection in (pipelined, *others):
         connection.close()
-
-
-@durations
-@pytest.mark.parametrize("what", ["hints", "ancestors", "order"])
-def test_a_limited_token_that_asks_and_publishes_without_end_delays_nobody(
-    data_dir: Path, what: str, window_s: float
-) -> None:
-    """Hints of its own messages, ancestors of the newest of a channel, and orders of ever other writers."""
-    channel = decode(next(small_frames(1)))[0].channel_id
-    _, token = TokenFile(data_dir / "tokens.json").create(
-        scopes=[Scope.READ, Scope.PUBLISH], channels=[channel, "spam"]
-    )
-    head = f"host: localhost\r\nauthorization: Bearer {token}\r\n"
-    path = quote(channel, safe="")
-
-    def request(number: int) -> bytes:
-        if what == "order":
-            line = f"GET /v1/channels/{path}/order?indexer=w{number} HTTP/1.1"
-            return f"{line}\r\n{head}\r\n".encode()
-        if what == "ancestors":
-            line = f"GET /v1/messages/{KNOWN_ID}/ancestors?limit=1000 HTTP/1.1"
-            return f"{line}\r\n{head}\r\n".encode()
-        hints = "".join(f"retrieval-hint: {number:08x}{each:02x}\r\n" for each in range(16))
-        frame = encode(Message("spam", "spam", lamport_timestamp=1, content=b"spam"))
-        size = f"content-type: application/x-protobuf\r\ncontent-length: {len(frame)}\r\n"
-        return f"POST /v1/messages HTTP/1.1\r\n{head}{hints}{size}\r\n".encode() + frame
-
-    numbers = count()
-    answers: Counter[bytes] = Counter()
-
-    def attack(connection: socket.socket) -> None:
-        while not node.stopped.is_set():
-            connection.sendall(b"".join(request(next(numbers)) for _ in range(16)))
-            answers[connection.recv(1 << 20)[:12]] += 1
-
-    with attacked_node(data_dir) as node:
-        honest_waits(node, 0.1)
-        endure(node, [again_and_again(node, attack)] * 16, window_s)
-    print(answers.most_common(5))
-    assert any(each.startswith(b"HTTP/1.1 2") for each in answers), answers.most_common(5)
 
 
 def arrived_s(connection: socket.socket) -> float:

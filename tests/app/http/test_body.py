@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.http.admission import Bodies, Body, ClientGoneError
+from app.http.admission import Bodies, Body
 from app.http.call import Receive
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.sharing import Sharing
@@ -83,35 +83,6 @@ def test_a_body_is_its_chunks_or_too_large(chunks: list[bytes]) -> None:
         assert refusal(Sender(chunks)).code is Code.BODY_TOO_LARGE
 
 
-def test_a_declared_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
-    sender = Sender([b"x"])
-    problem = refusal(sender, content_length=b"1001")
-    assert (problem.code, sender.sent_bytes) == (Code.BODY_TOO_LARGE, 0)
-    assert problem.headers == {"Connection": "close"}
-
-
-def test_an_endless_body_is_stopped_at_the_limit() -> None:
-    sender = Sender([b"x" * 100] * 1_000)
-    assert refusal(sender).code is Code.BODY_TOO_LARGE
-    assert sender.sent_bytes <= MAX + 100
-
-
-def test_a_client_that_hangs_up_is_no_problem_document() -> None:
-    with pytest.raises(ClientGoneError):
-        read(Sender([b"x"], hangs_up=True))
-
-
-def test_a_body_that_does_not_arrive_is_a_timeout() -> None:
-    async def never() -> dict[str, Any]:
-        await asyncio.sleep(3_600)
-        raise AssertionError
-
-    with pytest.raises(Problem) as caught:
-        read_body(never, {}, replace(DEFAULT_LIMITS, body_read_timeout_s=0))
-    assert caught.value.code is Code.REQUEST_TIMEOUT
-    assert caught.value.headers == {"Connection": "close"}
-
-
 @pytest.mark.parametrize("length", [0, 1, MAX])
 def test_packed_bodies_are_unpacked(length: int) -> None:
     plain = bytes(length)
@@ -169,12 +140,6 @@ def test_a_large_body_unpacks_to_so_many_times_what_was_sent_and_no_more() -> No
         packed = zstandard.compress(content)
         read = read_body(Sender([packed]), {b"content-encoding": b"zstd"}, bytes_max=2 * len(plain))
         assert read.content == content
-
-
-def test_a_body_of_many_small_pieces_is_put_together() -> None:
-    pieces = [bytes([n % 251]) * (n % 7 + 1) for n in range(40_000)]
-    whole = b"".join(pieces)
-    assert read_body(Sender(pieces), {}, bytes_max=len(whole)).content == whole
 
 
 def test_two_packed_bodies_that_wait_for_each_other_end_at_once() -> None:

@@ -44,35 +44,6 @@ def finished(node: RunningNode, sync: dict[str, Any]) -> dict[str, Any]:
     return sync
 
 
-def channels(node: RunningNode) -> list[dict[str, Any]]:
-    names = [c["channel_id"] for c in node.http.get("/v1/channels").json()["channels"]]
-    return [node.http.get("/v1/channels", params={"channel_id": name}).json() for name in names]
-
-
-def test_one_session_by_url_makes_two_nodes_equal(pair: tuple[RunningNode, RunningNode]) -> None:
-    a, b = pair
-    fill(a, range(60))
-    fill(b, range(40, 100))
-    assert channels(a) != channels(b)
-    started = a.http.post("/v1/syncs", json={"peer_url": b.url})
-    assert started.status_code == 202
-    assert started.headers["location"] == f"/v1/syncs/{started.json()['id']}"
-    report = finished(a, started.json())["report"]
-    assert report["outcome"] == "in_sync", report
-    assert (report["entries_received"], report["entries_sent"]) == (40, 40)
-    assert channels(a) == channels(b)
-    assert sum(c["count"] for c in channels(a)) == 100
-
-
-def test_a_dry_run_moves_nothing(pair: tuple[RunningNode, RunningNode]) -> None:
-    a, b = pair
-    fill(a, range(5))
-    started = a.http.post("/v1/syncs", json={"peer_url": b.url, "dry_run": True})
-    report = finished(a, started.json())["report"]
-    assert (report["outcome"], report["missing_there"]) == ("different", 5)
-    assert channels(b) == []
-
-
 def test_a_peer_is_added_synced_watched_and_removed(pair: tuple[RunningNode, RunningNode]) -> None:
     a, b = pair
     fill(b, range(10))
@@ -188,21 +159,6 @@ def test_a_peer_whose_name_leads_to_a_private_address_is_an_error_at_start_and_s
     assert (peer["state"], peer.get("code")) == ("refused", "peer_url_refused")
     assert "private_peers" in peer["reason"]
     assert [r.levelname for r in caplog.records if url in r.getMessage()] == ["ERROR"]
-
-
-def test_a_peer_whose_name_does_not_resolve_yet_is_taken_and_shown_as_unreachable(
-    tmp_path: Path,
-) -> None:
-    configured, added = "http://configured.invalid", "http://added.invalid:8000"
-    with running_node(tmp_path, peers=[configured]) as node:
-        assert node.http.post("/v1/peers", json={"url": added}).status_code == 201
-        for url in (configured, added):
-            peer = state_of(node, url)
-            assert (peer["state"], peer["code"]) == ("unreachable", "peer_unreachable")
-            assert peer["reason"]
-            assert peer["since_ms"] <= time.time() * 1_000
-            report = node.http.get(f"/v1/peers/{peer['id']}/status").json()["last_report"]
-            assert report["outcome"] == "peer_fault"
 
 
 def test_peers_that_were_added_are_there_after_a_restart_until_they_are_removed(

@@ -6,9 +6,7 @@ another. A route without any fails the test, so that a new one cannot be forgott
 
 from __future__ import annotations
 
-import json
 import re
-import socket
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -328,19 +326,6 @@ def test_every_route_demands_its_scope_and_the_channel_that_is_named(
         assert status(f"all without {route.scope}") == 403
 
 
-def test_a_limited_reader_of_the_live_stream_sees_its_channels_only(node: RunningNode) -> None:
-    start = node.http.get("/v1/feed?limit=1", headers={"x-caller": "all"}).json()["next"]
-    headers = {"x-caller": "limited"}
-    with node.http.stream("GET", "/v1/live", params={"after": start}, headers=headers) as stream:
-        raw = b""
-        for chunk in stream.iter_raw():
-            raw += chunk
-            if b'"last"' in raw:
-                break
-    assert b'"shared"' in raw
-    assert_no_secret(raw)
-
-
 def pushed(node: RunningNode, caller: str, *items: wire.Item) -> list[int]:
     node.http.headers["x-caller"] = caller
     try:
@@ -377,13 +362,6 @@ def test_reconciliation_pushes_into_covered_channels_only(node: RunningNode) -> 
     assert [each["message"]["channel_id"] for each in hinted] == [MINE]
 
 
-def test_reconciliation_pushes_nothing_without_the_scope_to_publish(node: RunningNode) -> None:
-    message = Message("without scope", MINE, lamport_timestamp=9, content=b"x")
-    assert pushed(node, "all without publish", entry_item(message)) == [wire.PUSH_REFUSED]
-    assert node.http.get("/v1/messages/without%20scope").status_code == 404
-    assert pushed(node, "all", entry_item(message)) == [wire.STORED]
-
-
 def test_an_interest_that_another_caller_sent_is_not_remembered_for_a_limited_one(
     node: RunningNode,
 ) -> None:
@@ -413,13 +391,6 @@ def test_mvds_peers_of_two_callers_with_one_name_are_two_peers(node: RunningNode
     assert offers
     assert exchange("limited", acks=offers).offers == offers
     assert exchange("all", requests=offers).messages
-
-
-def test_mvds_needs_the_scopes_to_read_and_to_publish(node: RunningNode) -> None:
-    for scope in ("read", "publish", "sync"):
-        headers = {**PROTOBUF, "x-caller": f"all without {scope}"}
-        answer = node.http.post("/v1/mvds/ada?channel_id=mine", headers=headers)
-        assert answer.status_code == 403
 
 
 # ---- as if the store held nothing else
@@ -485,18 +456,6 @@ def test_a_limited_caller_gets_the_pages_of_a_store_with_its_channels_alone(
     assert sorted(each for ids, _ in alone for each in ids) == [f"mine {n}" for n in range(4)]
 
 
-def test_a_caller_without_channels_is_not_told_that_a_hint_or_a_feed_goes_on(
-    pair: tuple[RunningNode, RunningNode],
-) -> None:
-    _, crowded = pair
-    headers = {"x-caller": "limited by prefix to nothing"}
-    hint = crowded.http.get(f"/v1/hints/{HINT.hex()}?limit=1", headers=headers).json()
-    assert (hint["messages"], hint["next"]) == ([], None)
-    feed = crowded.http.get("/v1/feed", headers=headers).json()
-    again = crowded.http.get(f"/v1/feed?after={feed['next']}", headers=headers).json()
-    assert (feed["messages"], again["messages"], again["next"]) == ([], [], feed["next"])
-
-
 def test_no_cursor_shows_what_has_arrived(pair: tuple[RunningNode, RunningNode]) -> None:
     _, crowded = pair
     paths = (
@@ -510,37 +469,6 @@ def test_no_cursor_shows_what_has_arrived(pair: tuple[RunningNode, RunningNode])
         assert not any(name in shown(token.encode()) for name in (b"arrival", b"hint", b"log")), (
             path
         )
-
-
-def test_the_parts_of_a_stream_of_entries_end_where_they_would_without_hidden_ones(
-    pair: tuple[RunningNode, RunningNode],
-) -> None:
-    asked = [mine(0), theirs(0), mine(1), mine(2)]
-    body = json.dumps({"digests": [entry_digest(each).hex() for each in asked]}).encode()
-    request = (
-        b"POST /v1/entries HTTP/1.1\r\nhost: localhost\r\nx-caller: limited\r\n"
-        b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
-    )
-    sizes = []
-    for node in pair:
-        with socket.create_connection(("127.0.0.1", node.http.base_url.port or 0)) as connection:
-            connection.sendall(request % (len(body), body))
-            raw = b"".join(iter(lambda: connection.recv(1 << 20), b""))
-        rest, chunks = raw.partition(b"\r\n\r\n")[2], []
-        while rest:
-            size, _, rest = rest.partition(b"\r\n")
-            chunks.append(int(size, 16))
-            rest = rest[chunks[-1] + 2 :]
-        # The documents of a node have its own times and numbers, which have other lengths.
-        sizes.append([each // 1_000 for each in chunks])
-    assert sizes[0] == sizes[1]
-
-
-def test_a_limited_caller_is_not_told_how_much_of_the_store_is_lost_or_checked(
-    node: RunningNode,
-) -> None:
-    assert "content" in node.http.get("/v1/info").json()
-    assert "content" not in node.http.get("/v1/info", headers={"x-caller": "limited"}).json()
 
 
 def test_an_offer_is_answered_alike_whether_its_message_is_in_another_channel_or_nowhere(

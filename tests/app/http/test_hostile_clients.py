@@ -85,13 +85,6 @@ def test_a_body_that_drips_is_answered_at_the_deadline(node: RunningNode) -> Non
     assert b"connection: close" in answer
 
 
-def test_a_client_that_hangs_up_leaves_the_node_well(node: RunningNode) -> None:
-    for _ in range(20):
-        with connect(node) as connection:
-            connection.sendall(REQUEST_LINE + b"content-length: 100\r\n\r\nx")
-    assert node.http.get("/livez").json() == {"status": "alive"}
-
-
 def test_headers_that_drip_are_answered_at_the_deadline(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -108,18 +101,6 @@ def test_headers_that_drip_are_answered_at_the_deadline(
                 answer = everything(connection)
             assert b"HTTP/1.1 408 " in answer
             assert answer.endswith(b'"code":"request_timeout"}')
-
-
-def test_a_connection_at_rest_between_requests_is_no_slow_request(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    limits = replace(DEFAULT_LIMITS, headers_timeout_s=1)
-    request = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    with running_node(tmp_path_factory.mktemp("node"), limits) as node, connect(node) as connection:
-        for _ in range(2):
-            connection.sendall(request)
-            assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
-            time.sleep(1.5)
 
 
 def test_endless_headers_are_cut_off(node: RunningNode) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,6 @@ EVERYTHING = {
     "lamport_from": None,
     "lamport_to": None,
 }
-
-
-def wait_until(is_so: Callable[[], bool], seconds_max: float = 20) -> None:
-    """Poll until something is so."""
-    ends_s = time.monotonic() + seconds_max
-    while not is_so():
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)
 
 
 def test_an_interest_is_changed_in_canonical_form_and_the_reply_counts_what_stays(
@@ -123,36 +113,3 @@ def test_the_verbs_change_show_and_reset_an_interest(tmp_path: Path) -> None:
         for empty in ("--channel", "--prefix"):  # such as a variable that is not set
             assert cli("interests", "set", empty, "", "--node", node.url).code == Exit.USAGE
         assert cli("interests", "set", "--all", "--node", node.url).out == "every channel\n"
-
-
-def test_a_node_whose_interest_grows_is_filled_by_its_peer(tmp_path: Path) -> None:
-    with (
-        running_node(tmp_path / "two") as two,
-        running_node(tmp_path / "one", channels=["a"], peers=[two.url], sync_interval_s=0.2) as one,
-    ):
-        for n in range(20):
-            two.publish(message(n, "ab"[n % 2]))
-
-        def count(node: RunningNode, channel: str) -> int:
-            listed = node.http.get("/v1/channels").json()["channels"]
-            return sum(int(each["count"]) for each in listed if each["channel_id"] == channel)
-
-        wait_until(lambda: count(one, "a") == 10)
-        assert count(one, "b") == 0
-        one.http.put(PATH, json={"all": True})
-        wait_until(lambda: count(one, "b") == 10)
-        two.http.put(PATH, json={"channels": ["b"]})
-        one.publish(message(30, "a"))
-        one.publish(message(31, "b"))
-        wait_until(lambda: count(two, "b") == 11)
-        assert (count(two, "a"), count(one, "a")) == (10, 11)
-        peers = one.http.get("/v1/peers").json()["peers"]
-        wait_until(lambda: one.http.get("/v1/peers").json()["peers"][0]["state"] == "healthy")
-        assert peers[0]["failures"] == 0
-
-
-def test_the_refusal_of_a_body_that_is_not_json_says_so(shared_node: RunningNode) -> None:
-    headers = {"content-type": "application/json"}
-    refused = shared_node.http.put(PATH, content=b'{"all": tru', headers=headers).json()
-    assert refused["code"] == "invalid_body"
-    assert refused["detail"].startswith("the body is not JSON: ")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +18,8 @@ import pytest
 
 from app.server.limits import DEFAULT_LIMITS
 from bench.postgres_server import own_postgres
-from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
-from sdstore.wire import store_pb2 as wire
-from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.server import RunningNode, running_node
 from tests.support.stores import PostgresStores, Stores
 
 
@@ -87,13 +83,6 @@ def test_a_new_message_is_shown_as_json_with_an_id(node: RunningNode) -> None:
     assert event.event_id is not None
 
 
-def test_a_channel_reader_hears_its_channel_alone(node: RunningNode) -> None:
-    with live(node, "/v1/channels/live", channel_id="a/b") as events:
-        node.publish(message(1, "other"))
-        node.publish(message(2, "a/b"))
-        assert next(events).message_id == "m2"
-
-
 def test_sync_and_ephemeral_messages_are_relayed_without_an_id(node: RunningNode) -> None:
     with live(node) as events:
         node.publish(Message("s", "c", lamport_timestamp=1))
@@ -136,16 +125,6 @@ def test_a_reader_goes_on_where_it_was(node: RunningNode, by_header: bool) -> No
         assert [next(events).message_id for _ in range(6)] == [f"m{n}" for n in range(1, 7)]
 
 
-def test_a_reader_that_reconnects_before_its_first_event_misses_nothing(node: RunningNode) -> None:
-    node.publish(message("old"))
-    with node.http.stream("GET", "/v1/live") as stream:
-        connected = next(events_of(stream.iter_lines()))
-    assert (connected.name, connected.data) == ("comment", {})
-    node.publish(message("missed"))
-    with live(node, headers={"last-event-id": connected.event_id or ""}) as events:
-        assert next(events).message_id == "mmissed"
-
-
 def test_an_event_id_is_a_cursor_of_the_feed(node: RunningNode) -> None:
     with live(node) as events:
         for n in range(3):
@@ -172,12 +151,6 @@ def test_silence_is_filled_with_comments_that_say_how_far_the_reader_is(tmp_path
             comment = next(events)
         page = node.http.get("/v1/feed", params={"after": comment.event_id}).json()
     assert (comment.name, page["messages"]) == ("comment", [])
-
-
-def test_head_ends_behind_the_headers(node: RunningNode) -> None:
-    head = node.http.head("/v1/live", timeout=60)
-    assert head.headers["content-type"].startswith("text/event-stream")
-    assert "sdstore_live_readers 0.0" in node.http.get("/metrics").text
 
 
 def test_too_many_readers_are_turned_away_and_a_place_becomes_free(tmp_path: Path) -> None:
@@ -270,48 +243,3 @@ def connected(node: RunningNode) -> Iterator[IO[str]]:
                 pass
             lines.readline()
             yield lines
-
-
-def test_readers_among_concurrent_writers_miss_nothing_and_see_nothing_twice(
-    node: RunningNode,
-) -> None:
-    writers_count, messages_count = 4, 40
-    total = writers_count * messages_count
-    start = threading.Barrier(writers_count + 3)
-
-    def write(writer: int) -> None:
-        start.wait()
-        with httpx.Client(base_url=node.url) as client:
-            for n in range(0, messages_count, 2):
-                frames = [encode(message(f"{writer}-{n + k}")) for k in range(2)]
-                batch = wire.PublishBatch(items=[wire.PublishItem(frame=f) for f in frames])
-                client.post(
-                    "/v1/messages/batch", content=batch.SerializeToString(), headers=PROTOBUF
-                )
-
-    def follow_live() -> list[tuple[int, str]]:
-        with live(node) as events:
-            start.wait()
-            shown = [next(events) for _ in range(total)]
-        return [(e.data["meta"]["seq"], e.message_id) for e in shown]
-
-    def follow_feed() -> list[tuple[int, str]]:
-        start.wait()
-        seen: list[tuple[int, str]] = []
-        cursor: str | None = None
-        with httpx.Client(base_url=node.url) as client:
-            while len(seen) < total:
-                query = {"limit": "7"} | ({"after": cursor} if cursor else {})
-                page = client.get("/v1/feed", params=query).json()
-                cursor = page["next"]
-                seen += [(m["meta"]["seq"], m["message"]["message_id"]) for m in page["messages"]]
-        return seen
-
-    with ThreadPoolExecutor(writers_count + 3) as pool:
-        readers = [pool.submit(f) for f in (follow_live, follow_live, follow_feed)]
-        for writing in [pool.submit(write, w) for w in range(writers_count)]:
-            writing.result(timeout=60)
-        seen = [reader.result(timeout=60) for reader in readers]
-    assert seen[0] == seen[1] == seen[2]
-    assert seen[0] == sorted(seen[0])
-    assert len({message_id for _, message_id in seen[0]}) == total

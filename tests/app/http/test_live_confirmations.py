@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.orders import Order, OrderCaller, Orders
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.ordering import Ordering, Roles
 from tests.app.http.test_live import Event, live
-from tests.app.http.test_order import CHAIN, CHANNEL, code_of, page, publish
+from tests.app.http.test_order import CHAIN, CHANNEL, page, publish
 from tests.ordering.graphs import Sent, random_graph
 from tests.support.server import RunningNode, running_node
 from tests.support.stores import PostgresStores, Stores, taken_back
@@ -83,27 +80,6 @@ def test_a_reader_resumes_behind_the_confirmations_it_has(node: RunningNode) -> 
     assert page(node, after=following["cursor"])["items"][0]["message_id"] == "b2"
 
 
-def test_many_confirmations_come_in_bounded_events(node: RunningNode) -> None:
-    publish(node, [Sent(f"a{n}", "a", (f"a{n - 1}",) if n else ()) for n in range(250)])
-    query = {"channel_id": CHANNEL, "indexer": "a"}
-    start = page(node, query, limit=1)["next"]
-    with live(node, PATH, **query, confirmed_after=start) as events:
-        parts = [confirmed(events)["message_ids"] for _ in range(3)]
-    assert [len(each) for each in parts] == [100, 100, 49]
-    assert [*chain(*parts)] == [f"a{n}" for n in range(1, 250)]
-
-
-def test_messages_and_their_cursors_come_as_without_indexers(node: RunningNode) -> None:
-    with live(node, PATH, **ABC) as with_order, live(node, PATH, channel_id=CHANNEL) as without:
-        publish(node, CHAIN)
-        plain = [next(without) for _ in CHAIN]
-        beside = []
-        while len(beside) < len(CHAIN):
-            each = next(with_order)
-            beside += [each] if each.name == "message" else []
-    assert beside == plain
-
-
 def test_readers_of_every_worker_hear_the_same(
     postgres_stores: PostgresStores, tmp_path: Path
 ) -> None:
@@ -145,26 +121,6 @@ def test_a_database_that_went_back_ends_the_confirmations_and_not_the_messages(
             pass
 
 
-def test_a_wrong_request_is_refused_before_the_stream_begins(
-    tmp_path: Path,
-) -> None:
-    with running_node(tmp_path, replace(DEFAULT_LIMITS, order_bytes_max=50_000)) as node:
-        publish(node, CHAIN)
-        tail = page(node, limit=8)["next"]
-
-        def refused(**query: Any) -> tuple[int, str]:
-            with node.http.stream("GET", PATH, params=ABC | query) as answer:
-                answer.read()
-            return code_of(answer)
-
-        assert refused(indexer=["a", "a"]) == (400, "invalid_parameter")
-        assert refused(confirmed_after="x") == (400, "invalid_cursor")
-        assert refused(confirmed_after=tail) == (400, "invalid_cursor")
-        assert refused(indexer="a", confirmed_after=tail) == (400, "invalid_cursor")
-        publish(node, [Sent(f"{n}", "z", ()) for n in range(60)])
-        assert refused() == (422, "order_too_large")
-
-
 def test_an_order_that_becomes_too_large_ends_with_its_problem(tmp_path: Path) -> None:
     with (
         running_node(tmp_path, replace(DEFAULT_LIMITS, order_bytes_max=50_000)) as node,
@@ -194,29 +150,3 @@ def test_a_caller_without_budget_gets_its_messages_and_the_confirmations_later(
         ids: list[str] = []
         while len(ids) < 7:
             ids += confirmed(events)["message_ids"]
-
-
-def test_readers_of_one_order_share_its_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = []
-    catch_up = Orders._catch_up
-
-    async def counted(orders: Orders, order: Order, caller: OrderCaller) -> None:
-        looks.append(order)
-        await catch_up(orders, order, caller)
-
-    monkeypatch.setattr(Orders, "_catch_up", counted)
-    with running_node(tmp_path) as node, ExitStack() as closing:
-        readers = [closing.enter_context(live(node, PATH, **ABC)) for _ in range(20)]
-        for each in readers:
-            confirmed(each)
-        for each in CHAIN:
-            publish(node, [each])
-        for events in readers:
-            ids: list[str] = []
-            while len(ids) < 7:
-                ids += confirmed(events)["message_ids"]
-    # Two looks of each reader when it begins, and one for each message.
-    assert len(looks) <= 2 * 20 + len(CHAIN) < 20 * len(CHAIN)
-    assert len(set(map(id, looks))) == 1

@@ -18,8 +18,6 @@ from sqlalchemy import Connection, text
 from app.cli.files import delimited
 from app.entries import NewEntry
 from app.server.limits import DEFAULT_LIMITS, Limits
-from app.store.recovery import FRAMES_PER_STEP, LostContent
-from app.store.store import Store
 from sdstore.client import StoreClient
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, frame_hash
@@ -347,28 +345,6 @@ def test_rot_that_nobody_reads_is_found_wherever_a_pass_begins(
         harm_frame(url, BAD + 1, flip)
         until(lambda: gauge(node, "content_lost") == 0)
         assert get(node, entries[BAD]) == (200, entries[BAD].frame)
-
-
-async def test_a_pass_over_all_frames_keeps_to_its_share_of_a_core(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = await Store.open(f"sqlite:///{tmp_path}/store.db", DEFAULT_LIMITS)
-    store.begin_writing()
-    store.writer.write([entry_of(encode(message(n, CHANNEL))) for n in range(500)])
-    rests_s: list[float] = []
-
-    async def rest(seconds: float) -> None:
-        rests_s.append(seconds)
-
-    monkeypatch.setattr("app.store.recovery.asyncio.sleep", rest)
-    content = LostContent(store, DEFAULT_LIMITS)
-    began_s = time.thread_time()
-    await content._read_all()
-    spent_s = time.thread_time() - began_s
-    await store.close()
-    assert 500 <= content.read_count < 500 + FRAMES_PER_STEP
-    # One part in fifty; a little of a step is outside of its own measurement.
-    assert sum(rests_s) >= 49 * 0.5 * spent_s
 
 
 def test_an_import_mends_what_it_holds(stores: Stores, tmp_path: Path) -> None:

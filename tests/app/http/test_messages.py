@@ -85,15 +85,6 @@ def test_a_frame_is_served_byte_for_byte(node: RunningNode, dialect: Dialect) ->
     assert "immutable" in by_digest.headers["cache-control"]
 
 
-def test_publishing_answers_stored_then_duplicate(node: RunningNode) -> None:
-    message = content("twice")
-    first, second = node.publish(message), node.publish(message)
-    expected = {"message_id": "twice", "channel_id": "c", "digest": entry_digest(message).hex()}
-    assert (first.status_code, first.json()) == (201, {**expected, "outcome": "stored"})
-    assert (second.status_code, second.json()) == (200, {**expected, "outcome": "duplicate"})
-    assert first.headers["location"] == f"/v1/entries/{expected['digest']}"
-
-
 @pytest.mark.parametrize(
     ("message_id", "fields"),
     [("sync", {"content": b""}), ("ephemeral", {"lamport_timestamp": None})],
@@ -293,37 +284,6 @@ def test_the_protobuf_form_of_a_look_up_says_the_same(node: RunningNode) -> None
     assert [m.key.message_id for m in reply.found] == ["both forms"]
     assert reply.found[0].message.frame == encode(content("both forms"))
     assert [key.message_id for key in reply.missing] == ["nope"]
-
-
-def test_several_lines_of_a_header_are_one_list(node: RunningNode) -> None:
-    node.publish(content("listed"))
-    url = f"{node.url}/v1/messages/listed"
-    etag = node.http.get(url).headers["etag"]
-    for tags in ((etag, '"other"'), ('"other"', etag)):
-        answer = node.http.get(url, headers=[("if-none-match", tag) for tag in tags])
-        assert answer.status_code == 304
-    accepted = [("accept", "application/x-protobuf"), ("accept", "text/html")]
-    assert node.http.get(url, headers=accepted).content == encode(content("listed"))
-
-
-def test_an_answer_without_a_body_has_no_length(node: RunningNode) -> None:
-    node.publish(content("unchanged"))
-    url = f"{node.url}/v1/messages/unchanged"
-    etag = node.http.get(url).headers["etag"]
-    for _ in range(2):
-        answer = node.http.get(url, headers={"if-none-match": etag})
-        assert (answer.status_code, answer.content) == (304, b"")
-        assert "content-length" not in answer.headers
-        assert "transfer-encoding" not in answer.headers
-
-
-def test_head_answers_the_headers_alone(node: RunningNode) -> None:
-    node.publish(content("headed"))
-    head, get = (node.http.request(m, "/v1/messages/headed") for m in ("HEAD", "GET"))
-    assert head.status_code == 200
-    assert head.content == b""
-    assert head.headers["etag"] == get.headers["etag"]
-    assert node.http.head("/v1/channels").status_code == 200
 
 
 def batch(node: RunningNode, items: list[tuple[Message, bytes]]) -> None:

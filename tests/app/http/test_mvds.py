@@ -138,15 +138,6 @@ def test_peers_hear_of_each_others_messages_through_the_node(node: RunningNode) 
 # ---- frames
 
 
-def test_two_frames_of_one_entry_are_two_messages_and_one_stored_entry(node: RunningNode) -> None:
-    ada, one, two = Peer(node), mvds(1), mvds(1, dialect=Dialect.NIM)
-    assert one.message_id != two.message_id
-    assert told(ada.sends(messages=[one])) == "ACK 1"
-    assert told(ada.sends(messages=[two])) == "ACK 1"
-    assert told(ada.sends(messages=[one, two])) == "ACK 2"
-    assert stored_count(node) == 1
-
-
 def test_an_offer_of_a_message_that_the_node_has_is_acknowledged(node: RunningNode) -> None:
     ada, bob, message = Peer(node), Peer(node, "bob"), mvds(1)
     ada.sends(messages=[message])
@@ -165,21 +156,6 @@ def test_refused_frames_are_acknowledged_counted_and_not_kept(node: RunningNode)
     assert stored_count(node) == 0
     metrics = node.http.get("/metrics").text
     assert 'sdstore_mvds_messages_total{outcome="refused"} 2.0' in metrics
-
-
-def test_messages_of_groups_that_the_request_does_not_name_are_ignored(node: RunningNode) -> None:
-    assert told(Peer(node).sends(messages=[mvds(1, "another")])) == "nothing"
-    assert stored_count(node) == 0
-
-
-def test_a_peer_that_leaves_a_channel_gets_nothing_of_it_any_more(node: RunningNode) -> None:
-    ada, message = Peer(node, channels=[CHANNEL, "other"]), mvds(1)
-    node.publish(content(1))
-    assert told(ada.sends()) == "OFFER 1"
-    ada.channels = ["other"]
-    assert told(ada.sends(requests=[message.message_id])) == "nothing"
-    ada.channels = [CHANNEL]
-    assert told(ada.sends()) == "OFFER 1", "a peer that comes back begins with the window"
 
 
 # ---- state
@@ -260,22 +236,6 @@ def test_a_peer_that_was_away_gets_the_window_and_no_more(tmp_path: Path) -> Non
         assert ada.sends(acks=offers).offers == (mvds(31).message_id,)
 
 
-def test_a_backlog_within_the_window_is_sent_without_gaps(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, mvds_payload_bytes_max=4_000)
-    with running_node(tmp_path, limits) as node:
-        large = [replace(content(number), content=bytes(1_000)) for number in range(1, 21)]
-        for each in large:
-            node.publish(each)
-        ada = Peer(node, mode="batch")
-        taken: list[bytes] = []
-        acks: list[bytes] = []
-        for _ in range(30):
-            sent = ada.sends(acks=acks).messages
-            acks = [each.message_id for each in sent]
-            taken += [each.body for each in sent]
-        assert taken == [encode(each) for each in large]
-
-
 def test_the_peer_that_was_silent_for_longest_makes_room_for_a_new_one(tmp_path: Path) -> None:
     limits = replace(DEFAULT_LIMITS, mvds_peers_max=2)
     with running_node(tmp_path, limits) as node:
@@ -315,15 +275,6 @@ def test_what_is_beyond_the_bounds_is_refused(
 ) -> None:
     answer = Peer(shared, name, channels).post(raw, **headers)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-
-
-def test_only_a_list_of_channels_may_be_repeated(shared: RunningNode) -> None:
-    repeated = "channel_id=a&channel_id=b"
-    assert shared.http.post(f"/v1/mvds/ada?{repeated}", headers=PROTOBUF).status_code == 200
-    for query in (f"{repeated}&mode=batch&mode=batch",):
-        answer = shared.http.post(f"/v1/mvds/ada?{query}", headers=PROTOBUF)
-        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
-    assert shared.http.get(f"/v1/live?{repeated}").status_code == 400
 
 
 # ---- the participant

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from threading import get_ident
 
 import numpy as np
 import pytest
 
-import app.recon.endpoint as endpoint
-from app.server.limits import DEFAULT_LIMITS
 from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message, entry_digest
@@ -64,22 +60,9 @@ def test_a_client_learns_what_it_has_and_what_it_needs(node: RunningNode) -> Non
     assert need == set(map(entry_digest, HERE[:40]))
 
 
-def test_a_window_narrows_both_sides(node: RunningNode) -> None:
-    newest = [m for m in HERE if (m.lamport_timestamp or 0) >= 100]
-    query = {"channel_id": "n/c", "from_lamport": "100"}
-    assert reconcile(node, newest, query) == (set(), set())
-
-
 def test_an_unknown_channel_is_empty(node: RunningNode) -> None:
     have, need = reconcile(node, ONLY_THERE, {"channel_id": "nobody"})
     assert (have, need) == (set(map(entry_digest, ONLY_THERE)), set())
-
-
-def test_what_is_published_meanwhile_is_found(node: RunningNode) -> None:
-    fresh = Message("fresh", "n/fresh", lamport_timestamp=1, content=b"hi")
-    assert reconcile(node, [], {"channel_id": "n/fresh"}) == (set(), set())
-    node.publish(fresh)
-    assert reconcile(node, [], {"channel_id": "n/fresh"}) == (set(), {entry_digest(fresh)})
 
 
 @pytest.mark.parametrize(
@@ -99,37 +82,6 @@ def test_wrong_requests_have_their_codes(
 ) -> None:
     answer = node.http.post(f"/v1/negentropy{query}", content=body, headers=OCTETS)
     assert answer.json()["code"] == code
-
-
-def test_a_long_message_is_read_beside_the_event_loop(
-    node: RunningNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = []
-
-    class Watched(Negentropy):
-        def respond(self, message: bytes) -> bytes:
-            threads.append(get_ident())
-            return super().respond(message)
-
-    monkeypatch.setattr(endpoint, "Negentropy", Watched)
-    for count in (1, 10_000):
-        answer = node.http.post(
-            "/v1/negentropy?channel_id=c", content=b"\x61" + SKIP * count, headers=OCTETS
-        )
-        assert answer.content == b"\x61"
-    short, long = threads
-    assert short != long
-
-
-def test_reading_long_messages_is_paid_from_the_budget(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=1_000_000)
-    long = b"\x61" + SKIP * 100_000
-    with running_node(tmp_path, limits) as node:
-        codes = [
-            node.http.post("/v1/negentropy?channel_id=c", content=long, headers=OCTETS).status_code
-            for _ in range(3)
-        ]
-    assert codes == [200, 429, 429]
 
 
 def test_a_client_that_counts_in_32_bits_asks_for_seconds(node: RunningNode) -> None:

@@ -178,14 +178,6 @@ def test_a_lamport_timestamp_in_a_query_is_decimal_digits(node: RunningNode, lam
         assert "decimal digits" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("lamport", ["5", "-5", "-0", "007", str(2**63 - 1), str(-(2**63))])
-def test_every_lamport_timestamp_in_decimal_digits_is_taken(
-    node: RunningNode, lamport: str
-) -> None:
-    query = {"channel_id": "c", "from_lamport": lamport}
-    assert node.http.get("/v1/channels/messages", params=query).status_code in (200, 404)
-
-
 def test_only_replies_with_two_forms_vary_with_accept(node: RunningNode) -> None:
     varying = ["/v1/channels", "/v1/feed", "/v1/recon/interests"]
     fixed = ["/livez", "/readyz", "/v1/info", "/v1/peers", "/v1/syncs", "/openapi.json"]

@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import httpx
 import pytest
 
 from bench.frame_workloads import small_frames
@@ -66,12 +63,6 @@ def cpu_s(node: Attacked) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def computed_bytes(node: Attacked) -> float:
-    """The memory of what was ordered."""
-    metrics = httpx.get(f"http://127.0.0.1:{node.port}/metrics", trust_env=False).text
-    return float(metrics.partition("\nsdstore_orders_bytes ")[2].partition("\n")[0])
-
-
 @pytest.mark.slow
 def test_a_large_channel_is_ordered_in_several_calls_while_others_are_served(
     node: Attacked,
@@ -97,56 +88,3 @@ def test_a_large_channel_is_ordered_in_several_calls_while_others_are_served(
     assert len(seen) == len(set(seen)) == MESSAGES
     assert node.peak_mib < MEMORY_MIB_MAX
     waits.check()
-
-
-@pytest.mark.slow
-def test_two_hundred_sets_of_writers_and_clients_that_hang_up_delay_nobody(node: Attacked) -> None:
-    answers: Counter[tuple[int, str]] = Counter()
-    sets = [[*WRITERS[:3], f"x{n}"] for n in range(200)]
-
-    def ask(some: list[list[str]], patience_s: float) -> None:
-        with httpx.Client(base_url=f"http://127.0.0.1:{node.port}", trust_env=False) as client:
-            for indexers in some:
-                if node.stopped.is_set():
-                    return
-                query = {"channel_id": CHANNEL, "indexer": indexers}
-                try:
-                    answer = client.get("/v1/channels/order", params=query, timeout=patience_s)
-                except httpx.TransportError:
-                    answers[0, "hung up"] += 1
-                    continue
-                answers[answer.status_code, answer.json().get("code", "")] += 1
-
-    attackers = [
-        threading.Thread(target=ask, args=(sets[n::8], 60 if n % 2 else 0.2), daemon=True)
-        for n in range(8)
-    ]
-    for attacker in attackers:
-        attacker.start()
-    waits = honest_waits(node, 2)
-    node.stopped.set()
-    for attacker in attackers:
-        attacker.join(100)
-    print(f"peak {node.peak_mib:.0f} MiB, {waits}, {answers}")
-    assert answers[0, "hung up"] > 10
-    assert sum(answers.values()) > 20
-    assert {status for status, _ in answers} <= {0, 200, 429, 503}
-    assert node.peak_mib < MEMORY_MIB_MAX
-    waits.check()
-
-
-@pytest.mark.slow
-def test_an_order_is_not_computed_further_once_its_client_has_left(node: Attacked) -> None:
-    query = {"channel_id": CHANNEL, "indexer": WRITERS}
-    url = f"http://127.0.0.1:{node.port}/v1/channels/order"
-    honest_waits(node, 0.1)  # the node has read its index by then
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.get(url, params=query, timeout=0.3, trust_env=False)
-    time.sleep(0.5)  # the last step
-    before = computed_bytes(node)
-    time.sleep(1)
-    assert computed_bytes(node) == before > 0
-    assert (
-        httpx.get(url, params=query, timeout=60, trust_env=False).json()["confirmed_count"] > 1_000
-    )
-    assert computed_bytes(node) > before

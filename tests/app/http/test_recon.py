@@ -15,7 +15,7 @@ from app.access.callers import Scope
 from app.access.tokens import TokenFile
 from app.recon.index import VIEW_COST_MIN
 from app.server.limits import DEFAULT_LIMITS
-from recon.elements import WHOLE, Bound, Range
+from recon.elements import WHOLE
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch
 from recon.index import RangeIndex
@@ -25,9 +25,8 @@ from recon.marks import MARK_BYTES_MAX
 from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.model import Message, claim_id, entry_digest
+from sdstore.sds.model import Message, entry_digest
 from sdstore.wire import recon_pb2 as wire
-from sdstore.wire import store_pb2 as store_wire
 from tests.support.server import PROTOBUF, RunningNode, running_node
 from tests.support.stores import Stores
 
@@ -173,15 +172,6 @@ def test_an_interest_comes_with_the_policy_that_answers_have_under_it(
         assert len(set(policies)) == (3 if scopes is None else 1)
 
 
-def test_a_nonce_outlives_a_restart(tmp_path: Path) -> None:
-    with running_node(tmp_path) as node:
-        header = hand_shake(node)
-    with running_node(tmp_path) as node:
-        assert ask(node, request_in(header)).status == wire.OK
-    secret = tmp_path / "node.secret"
-    assert (secret.stat().st_mode & 0o777, len(secret.read_bytes())) == (0o600, 32)
-
-
 def test_an_interest_is_known_by_its_hash_after_it_was_sent_once(node: RunningNode) -> None:
     header = hand_shake(node)
     by_hash = request_in(header)
@@ -266,20 +256,6 @@ def test_pushed_items_enter_by_the_door_and_have_outcomes_in_order(node: Running
         assert [m["message"]["message_id"] for m in page] == [found]
 
 
-def test_a_claim_alone_is_served_where_it_is_asked_for_alone(node: RunningNode) -> None:
-    node.publish(message(1))
-    node.http.post(
-        "/v1/messages",
-        content=encode(message(1)),
-        headers={**PROTOBUF, "retrieval-hint": "0a0b"},
-    )
-    header = hand_shake(node)
-    (response,) = fetch_all(node, header)
-    (item,) = [item for item in response.items if item.HasField("entry")]
-    assert list(item.entry.hints) == [b"\x0a\x0b"]
-    assert claim_id(entry_digest(message(1)), b"\x0a\x0b") not in digests([response])
-
-
 def test_replies_are_packed_for_who_can_unpack_them(node: RunningNode) -> None:
     for n in range(50):
         node.publish(message(n, bytes(100)))
@@ -349,19 +325,6 @@ def test_fresh_session_keys_or_interests_in_a_loop_are_stopped_by_the_budget(
         assert 1 <= int(refused.headers["retry-after"]) <= 60
 
 
-def test_long_requests_are_paid_for_where_no_view_is_built(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=200_000)
-    with running_node(tmp_path, limits) as node:
-        request = request_in(hand_shake(node))
-        spans = [Range(Bound(n), Bound(n + 1)) for n in range(0, 30_000, 2)]
-        wanted = np.zeros((1, 6), np.uint8)
-        request.fetch.CopyFrom(pack_fetch([Need(each, wanted, 1) for each in spans]))
-        raw = request.SerializeToString()
-        assert len(raw) > 110_000
-        codes = [node.http.post("/v1/recon", content=raw, headers=PROTOBUF) for _ in range(3)]
-    assert [answer.status_code for answer in codes] == [200, 200, 429]
-
-
 def test_more_pushed_items_than_any_batch_has_are_refused_unread(node: RunningNode) -> None:
     most = DEFAULT_LIMITS.recon_push_items_max
     header = hand_shake(node)
@@ -382,51 +345,6 @@ def test_the_interest_of_a_node_is_served_in_both_forms(tmp_path: Path) -> None:
     assert json["prefixes"] == ["x/"]
     expected = Interest.make(channels=frozenset({"a", "b"}), prefixes=frozenset({"x/"}))
     assert raw == expected.encode()
-
-
-def test_a_session_over_one_small_channel_is_charged_for_that_channel(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=VIEW_COST_MIN + 200)
-    small = Interest.make(channels=frozenset({"c1"})).encode()
-    with running_node(tmp_path, limits) as node:
-        for n in range(120):
-            node.publish(message(n))
-        header = hand_shake(node, small)
-        for _ in range(2):  # forty elements of the channel fit the budget, and are hashed once
-            assert ask(node, request_in(header)).status == wire.OK
-
-
-def test_many_sessions_in_turns_are_charged_for_one_view_each(tmp_path: Path) -> None:
-    """As participants do that come back together."""
-    sessions = 32
-    limits = replace(
-        DEFAULT_LIMITS, recon_view_elements_per_minute=sessions * (VIEW_COST_MIN + 300)
-    )
-    with running_node(tmp_path, limits) as node:
-        for n in range(30):
-            node.publish(message(n))
-        theirs = hand_shake(node).responder_nonce
-        headers = [SessionHeader(os.urandom(16), theirs, EVERYTHING) for _ in range(sessions)]
-        for _ in range(3):
-            for header in headers:
-                assert ask(node, request_in(header)).status == wire.OK
-
-
-def test_what_arrived_after_a_mark_is_paid_for_as_it_is_read(tmp_path: Path) -> None:
-    """Reading an element from the database costs as much as hashing ten."""
-    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=60_000)
-    with running_node(tmp_path, limits) as node:
-        header = hand_shake(node)
-        mark = ask(node, request_in(header, total=True, mark=True)).mark
-        batch = store_wire.PublishBatch(
-            items=[store_wire.PublishItem(frame=encode(message(n))) for n in range(2_000)]
-        )
-        raw = batch.SerializeToString()
-        assert node.http.post("/v1/messages/batch", content=raw, headers=PROTOBUF).is_success
-        request = request_in(header, total=True, since=mark).SerializeToString()
-        answers = [node.http.post("/v1/recon", content=request, headers=PROTOBUF) for _ in range(6)]
-        assert answers[0].status_code == 200
-        assert wire.ReconResponse.FromString(answers[0].content).status == wire.OK
-        assert answers[-1].json()["code"] == "recon_budget_spent"
 
 
 def test_a_mark_shows_nobody_how_much_has_arrived(node: RunningNode) -> None:

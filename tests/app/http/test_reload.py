@@ -191,44 +191,6 @@ def certificates(tmp_path: Path) -> Certificates:
     return Certificates(authority, client, tmp_path / "node.pem")
 
 
-@pytest.mark.parametrize("way", ["signal", "http"])
-def test_all_workers_take_over_settings_and_a_replaced_certificate(
-    postgres_stores: PostgresStores, tmp_path: Path, certificates: Certificates, way: str
-) -> None:
-    first = certificates.replace()
-    flags = ("--tls-cert", certificates.file, *two_workers(postgres_stores))
-    with serving(tmp_path, 'drain_s = 0\nchannels = ["a"]\n', *flags) as (node, url, file):
-
-        def ask(method: str, path: str) -> Any:
-            """Over a new connection, which can reach another worker."""
-            return httpx.request(
-                method,
-                f"{url}{path}",
-                verify=certificates.client,
-                trust_env=False,
-                auth=AS_OPERATOR,
-                timeout=30,
-            ).json()
-
-        def seen() -> tuple[set[str], set[str]]:
-            """What the workers say and show."""
-            channels, numbers = set(), set()
-            for _ in range(12):
-                channels |= set(ask("GET", "/v1/recon/interests")["channels"])
-                numbers.add(certificates.served(httpx.URL(url).port))
-            return channels, numbers
-
-        assert seen() == ({"a"}, {first})
-        file.write_text('drain_s = 0\nchannels = ["b"]\n')
-        second = certificates.replace()
-        if way == "signal":
-            node.send_signal(signal.SIGHUP)
-        else:
-            assert ask("POST", "/v1/reload")["changed"] == ["channels", "tls_cert"]
-        wait_until(lambda: seen() == ({"b"}, {second}))
-        assert node.poll() is None
-
-
 def test_an_expired_certificate_is_said_at_the_start_and_never_replaces_a_valid_one(
     tmp_path: Path, certificates: Certificates
 ) -> None:
@@ -475,28 +437,6 @@ def test_a_changed_file_of_a_policy_judges_from_the_reload_on_and_a_broken_one_d
         assert rules.made() == [("eee", node.pid)]
 
 
-@pytest.mark.slow
-def test_all_workers_take_over_a_changed_file_of_a_policy_at_one_reload(
-    postgres_stores: PostgresStores, tmp_path: Path, rules: EditedRules
-) -> None:
-    rules.write("aaa")
-    text = f"drain_s = 0\n{rules.setting}"
-    with serving(tmp_path, text, *two_workers(postgres_stores)) as (_, rules.url, _):
-        processes = {pid for _, pid in rules.made()}
-        assert len(processes) == 3  # two workers and their parent
-        first = rules.revision()
-        rules.write("bbb")
-        assert rules.reload().json()["changed"] == ["policy"]
-        # The reply comes when every worker has it, and the parent, for workers that start later.
-        assert sorted(rules.made()) == sorted(("bbb", pid) for pid in processes)
-        revisions = {rules.revision() for _ in range(12)}
-        assert len(revisions) == 1
-        assert first not in revisions
-        assert {rules.verdict() for _ in range(6)} == {"bbb"}
-        assert rules.reload().json()["changed"] == []
-        assert rules.made() == []
-
-
 def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(
     tmp_path: Path, certificates: Certificates
 ) -> None:
@@ -544,56 +484,6 @@ def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(
         assert ask("GET", "/livez")[0] == 200
         assert old.sock.getsockname() == address
         old.close()
-
-
-@pytest.mark.slow
-def test_workers_take_over_a_policy_and_each_of_them_releases_and_drops(
-    postgres_stores: PostgresStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "worker_rules.py").write_text(
-        "from app.ingest.policy import quarantine\n"
-        "class Hold:\n    revision = '1'\n    def __call__(self, candidate):\n"
-        "        return quarantine('held')\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with serving(tmp_path, "drain_s = 0\n", *two_workers(postgres_stores)) as (node, url, file):
-
-        def ask(method: str, path: str, **sent: Any) -> httpx.Response:
-            """Over a new connection, which can reach either worker."""
-            return httpx.request(
-                method, f"{url}{path}", trust_env=False, auth=AS_OPERATOR, timeout=30, **sent
-            )
-
-        def publish(number: int) -> tuple[int, str]:
-            frame = encode(Message(f"{number}", "c", lamport_timestamp=1, content=b"x"))
-            headers = {"content-type": "application/x-protobuf"}
-            answer = ask("POST", "/v1/messages", content=frame, headers=headers)
-            return answer.status_code, answer.json().get("code", "")
-
-        assert publish(0)[0] == 201
-        file.write_text('drain_s = 0\npolicy = "worker_rules:Missing"\n')
-        node.send_signal(signal.SIGHUP)
-        wait_until(lambda: "stay as they are" in (tmp_path / "log").read_text())
-        assert publish(1)[0] == 201
-        file.write_text('drain_s = 0\npolicy = "worker_rules:Hold"\n')
-        assert ask("POST", "/v1/reload").json()["changed"] == ["policy"]
-        numbers = iter(range(2, 1_000))
-        wait_until(lambda: publish(next(numbers)) == (403, "quarantined"))
-        for _ in range(8):
-            assert publish(next(numbers)) == (403, "quarantined")
-        held = ask("GET", "/v1/quarantine").json()["messages"]
-        for at, each in enumerate(held):
-            path = f"/v1/quarantine/{each['digest']}"
-            if at % 2:
-                assert ask("DELETE", path).status_code == 204
-            else:
-                assert ask("POST", f"{path}/release").json()["outcome"] == "stored"
-            is_here = ask("GET", f"/v1/messages/{each['message_id']}").status_code == 200
-            assert is_here is not bool(at % 2)
-            assert ask("GET", path).status_code == 404
-        assert ask("GET", "/v1/quarantine").json()["messages"] == []
-        dropped = int(held[1]["message_id"])
-        assert publish(dropped) == (403, "policy_refused")
 
 
 @pytest.mark.slow

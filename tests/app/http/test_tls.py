@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,9 @@ import trustme
 import uvloop
 from uvicorn.server import ServerState
 
-from app.server.connection import LINGER_BYTES_MAX, READ_BYTES, Connection, bounded_protocol
+from app.server.connection import Connection, bounded_protocol
 from app.server.limits import DEFAULT_LIMITS, Limits
-from app.server.server import RECORD_FRAMING_BYTES, tls_layers
+from app.server.server import tls_layers
 from app.server.sharing import Sharing
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -43,7 +43,6 @@ POST = (
 )
 SECONDS_MAX = 20
 ALERT, APPLICATION_DATA = 21, 23  # types of records (RFC 8446, section 5.1)
-FATAL = 2  # the level of an alert
 
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Loops = Callable[[], asyncio.AbstractEventLoop]
@@ -246,27 +245,6 @@ def test_half_handshakes_of_an_address_are_bounded_like_its_connections(
     run(loops, certified, test, limits)
 
 
-@every_loop
-def test_where_all_places_are_taken_the_oldest_handshake_of_the_greediest_makes_room(
-    loops: Loops, certified: Certified
-) -> None:
-    async def test(served: Served) -> None:
-        honest = await served.client("127.0.0.8")
-        assert await is_served(honest)
-        held = []
-        for _ in range(3):
-            held.append(await served.raw())
-            held[-1][1].write(client_hello(certified))
-            await held[-1][0].read(1)  # the server has answered it
-        fresh = await served.client("127.0.0.9")
-        assert await is_served(fresh)
-        assert await is_cut(held[0])
-        assert await is_served(honest)
-        assert served.protocol.open_count["127.0.0.1"] == 2
-
-    run(loops, certified, test, replace(DEFAULT_LIMITS, connections_max=4))
-
-
 def test_a_handshake_that_drips_or_says_nothing_ends_at_the_deadline_of_headers(
     certified: Certified,
 ) -> None:
@@ -341,31 +319,6 @@ def test_garbage_and_clients_that_hang_up_anywhere_in_a_handshake_leave_nothing_
 
 
 # --- requests -------------------------------------------------------------------------------------
-@every_loop
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_request_in_any_number_of_records_is_answered_and_its_connection_rests(
-    loops: Loops, certified: Certified, version: ssl.TLSVersion
-) -> None:
-    async def test(served: Served) -> None:
-        connected = await served.client()
-        for pieces in range(7):
-            body = b"x" * 30_000
-            connected[1].write(
-                b"POST /p HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % (pieces * len(body))
-            )
-            for _ in range(pieces):
-                await asyncio.sleep(0.002)
-                connected[1].write(body)
-            assert await answer_of(connected) == b"/p https %d" % (pieces * len(body))
-            await served.until(lambda: all(each.is_idle for each in served.connections))
-
-    client = certified.client
-    oldest = client.maximum_version
-    client.maximum_version = version
-    try:
-        run(loops, certified, test)
-    finally:
-        client.maximum_version = oldest
 
 
 @every_loop
@@ -448,68 +401,6 @@ def test_replies_that_are_not_read_over_tls_count_to_the_byte_and_no_longer_once
     run(loops, certified, test)
 
 
-def test_what_a_client_sends_ahead_over_tls_waits_in_its_socket(
-    certified: Certified, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left_over_bytes = []
-    right = Connection.buffer_updated
-
-    def noting(self: Connection, nbytes: int) -> None:
-        left_over_bytes.append(self.transport._incoming.pending)  # type: ignore[attr-defined]
-        right(self, nbytes)
-
-    async def test(served: Served) -> None:
-        connected = await served.client()
-        connected[1].write(LIVEZ * 10_000)
-        for _ in range(10_000):
-            await answer_of(connected)
-
-    monkeypatch.setattr(Connection, "buffer_updated", noting)
-    run(uvloop.new_event_loop, certified, test)
-    assert max(left_over_bytes) <= READ_BYTES + RECORD_FRAMING_BYTES
-
-
-def test_connections_that_rest_after_large_replies_over_tls_hold_no_memory_of_them(
-    certified: Certified,
-) -> None:
-    async def test(served: Served) -> None:
-        async def replied_to() -> None:
-            connected = await served.client()
-            connected[1].write(LARGE)
-            assert len(await answer_of(connected)) == LARGE_BYTES
-
-        await replied_to()
-        before_mib = memory_mib(os.getpid())
-        for _ in range(16):
-            await replied_to()
-        assert len(served.connections) == 17
-        assert memory_mib(os.getpid()) - before_mib < 4 * LARGE_BYTES / (1 << 20)
-
-    run(uvloop.new_event_loop, certified, test)
-
-
-def test_a_small_answer_over_tls_is_one_record(certified: Certified) -> None:
-    async def test(served: Served) -> None:
-        reader, writer = await served.raw()
-        session, step = talking(served, reader, writer)
-        await step(session.do_handshake)
-        await step(lambda: session.write(LIVEZ))
-        assert b"/livez" in await step(lambda: session.read(65_536))  # behind the session tickets
-        await step(lambda: session.write(LIVEZ))
-        raw = bytearray()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.3):
-                while piece := await reader.read(65_536):
-                    raw += piece
-        types, at = [], 0
-        while at < len(raw):
-            types.append(raw[at])
-            at += 5 + int.from_bytes(raw[at + 3 : at + 5], "big")
-        assert types == [APPLICATION_DATA]
-
-    run(uvloop.new_event_loop, certified, test)
-
-
 def test_a_client_that_reads_nothing_over_tls_is_cut_off(certified: Certified) -> None:
     async def test(served: Served) -> None:
         reader, writer = await served.client()
@@ -553,41 +444,6 @@ def test_an_answer_before_the_end_of_the_body_arrives_with_a_proper_end(
     run(loops, certified, test, replace(DEFAULT_LIMITS, unread_body_linger_s=1))
 
 
-def test_a_client_that_sends_on_and_on_after_the_answer_is_cut_off_by_what_it_sends(
-    certified: Certified,
-) -> None:
-    async def test(served: Served) -> None:
-        reader, writer = await served.raw()
-        session, step = talking(served, reader, writer)
-        await step(session.do_handshake)
-        session.write(b"POST /early HTTP/1.1\r\nhost: h\r\ncontent-length: 900000000\r\n\r\n")
-        answer = b""
-        while piece := await step(lambda: session.read(65_536)):
-            answer += piece
-        assert answer.endswith(b"/early https 0")
-        sent_bytes = 0
-        with suppress(ConnectionError):
-            while served.state.connections and sent_bytes < 2 * LINGER_BYTES_MAX:
-                writer.write(bytes(65_536))  # whatever it is
-                sent_bytes += 65_536
-                await writer.drain()
-                await asyncio.sleep(0)
-        assert LINGER_BYTES_MAX <= sent_bytes < 2 * LINGER_BYTES_MAX
-
-    limits = replace(DEFAULT_LIMITS, unread_body_linger_s=1)
-    run(uvloop.new_event_loop, certified, test, limits)
-
-
-def test_a_client_whose_handshake_fails_is_told_why(certified: Certified) -> None:
-    async def test(served: Served) -> None:
-        reader, writer = await served.raw()
-        writer.write(b"\x16\x03\x01\x00\x05hello")
-        raw = await reader.read(65_536)
-        assert (raw[0], raw[5]) == (ALERT, FATAL)
-
-    run(uvloop.new_event_loop, certified, test)
-
-
 @every_loop
 def test_a_damaged_record_ends_the_connection_and_only_that(
     loops: Loops, certified: Certified
@@ -605,63 +461,7 @@ def test_a_damaged_record_ends_the_connection_and_only_that(
     run(loops, certified, test)
 
 
-@every_loop
-def test_a_stopping_server_ends_handshakes_at_once_and_requests_when_they_are_answered(
-    loops: Loops, certified: Certified
-) -> None:
-    async def test(served: Served) -> None:
-        half, silent = await served.raw(), await served.raw()
-        half[1].write(client_hello(certified)[:50])
-        asking, resting = await served.client(), await served.client()
-        assert await is_served(resting)
-        asking[1].write(b"POST /p HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\n\r\nab")
-        await served.until(lambda: sum(not each.is_idle for each in served.connections) == 1)
-        for each in served.connections:
-            each.shutdown()
-        for ended in (half, silent, resting):
-            assert await is_cut(ended)
-        await served.until(lambda: len(served.state.connections) == 1)
-        asking[1].write(b"cde")
-        assert await answer_of(asking) == b"/p https 5"
-        assert await is_cut(asking)
-
-    run(loops, certified, test)
-
-
 # --- from outside ---------------------------------------------------------------------------------
-def test_a_live_stream_brings_each_event_at_once_and_idle_connections_stay_open(
-    tmp_path: Path, certified: Certified
-) -> None:
-    limits = replace(DEFAULT_LIMITS, write_stall_timeout_s=0.2)  # type: ignore[arg-type]
-    with (
-        running_node(tmp_path / "node", limits, tls_cert=certified.file) as node,
-        ExitStack() as open_ones,
-    ):
-
-        def connected() -> ssl.SSLSocket:
-            port = int(node.url.rpartition(":")[2])
-            plain = open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 20))
-            own = certified.client.wrap_socket(plain, server_hostname="127.0.0.1")
-            return open_ones.enter_context(own)
-
-        reader, writer = connected(), connected()
-        reader.sendall(b"GET /v1/channels/c/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        seen = reader.recv(65_536)
-        assert seen.startswith(b"HTTP/1.1 200")
-        for number in range(3):
-            frame = encode(Message(f"m{number}", "c", lamport_timestamp=1, content=b"hi"))
-            writer.sendall(POST % len(frame) + frame)
-            answer = b""
-            while b'"outcome":"stored"}' not in answer:
-                received = writer.recv(65_536)
-                assert received, answer
-                answer += received
-            reader.settimeout(5)  # well below the 15 s of a heartbeat, which would push it out
-            while b'"m%d"' % number not in seen:
-                received = reader.recv(65_536)
-                assert received, f"the stream ended before message {number}"
-                seen += received
-            time.sleep(0.3)  # both are idle for longer than a reader may stall
 
 
 @contextmanager

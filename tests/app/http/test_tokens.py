@@ -134,43 +134,6 @@ ODD_FILES = {
 
 
 @pytest.mark.parametrize("odd", ODD_FILES.values(), ids=list(ODD_FILES))
-def test_a_revoked_stream_ends_within_a_second_also_after_the_file_was_odd_for_a_moment(
-    tmp_path: Path, odd: bytes
-) -> None:
-    file = TokenFile(tmp_path / "tokens.json")
-    token, text = file.create(scopes=[Scope.READ])
-    headers = {"authorization": f"Bearer {text}"}
-
-    def is_served() -> bool:
-        try:
-            return node.http.get("/v1/channels", headers=headers).is_success
-        except httpx.RemoteProtocolError:  # a withdrawal ends requests under way
-            return False
-
-    def wait_for(is_known: bool) -> None:
-        ends_s = time.monotonic() + 10
-        while is_served() is not is_known:
-            assert time.monotonic() < ends_s
-            time.sleep(0.01)
-
-    with running_node(tmp_path, trust_loopback=False) as node:
-        good = file.path.read_bytes()
-        file.path.write_bytes(odd)
-        wait_for(is_known=False)
-        time.sleep(2 * HOLDS_AFTER_S)  # whoever looks at the file has seen it
-        file.path.write_bytes(good)
-        wait_for(is_known=True)
-        timeout = httpx.Timeout(10, read=STOPS_WITHIN_S + 1)  # a loaded machine
-        with node.http.stream("GET", "/v1/live", headers=headers, timeout=timeout) as stream:
-            chunks = stream.iter_raw()
-            assert next(chunks)
-            file.revoke(token.token_id)
-            with pytest.raises(httpx.HTTPError) as ended:
-                list(chunks)
-            assert not isinstance(ended.value, httpx.ReadTimeout), "the revoked stream goes on"
-
-
-@pytest.mark.parametrize("odd", ODD_FILES.values(), ids=list(ODD_FILES))
 def test_while_the_tokens_cannot_be_read_each_is_refused_with_503_and_the_node_is_not_ready(
     tmp_path: Path, odd: bytes
 ) -> None:
@@ -346,20 +309,6 @@ def test_a_token_that_makes_no_sense_is_refused_over_http(
     assert guarded.file.read() == before
 
 
-def test_a_token_limits_a_caller_on_the_node_s_own_machine_too(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens.json")
-    with running_node(tmp_path) as node:
-        headers = {"authorization": f"Bearer {file.create(scopes=[Scope.READ])[1]}"}
-        assert node.http.get("/v1/peers").status_code == 200
-        assert node.http.get("/v1/peers", headers=headers).status_code == 403
-        wrong = {"authorization": "Bearer sds_a_b"}
-        assert node.http.get("/v1/channels", headers=wrong).status_code == 401
-        # Callers with a token need no host name of this machine.
-        elsewhere = {"host": "store.example"}
-        assert node.http.get("/v1/channels", headers=elsewhere).status_code == 403
-        assert node.http.get("/v1/channels", headers={**headers, **elsewhere}).status_code == 200
-
-
 def test_while_the_file_is_damaged_a_token_is_refused_and_says_why(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     _, text = file.create(scopes=[Scope.READ])
@@ -419,14 +368,6 @@ def test_a_token_that_makes_no_sense_is_a_usage_error(
     result = cli("token", "new", *options, "--data-dir", tmp_path)
     assert (result.code, result.out) == (2, "")
     assert not (tmp_path / "tokens.json").exists()
-
-
-def test_a_node_with_tokens_may_be_reachable_by_others(tmp_path: Path) -> None:
-    serve = ("serve", "--host", "192.0.2.1", "--data-dir", tmp_path)
-    assert cli(*serve).err.startswith("sdstore: insecure_bind: ")
-    cli("token", "new", "--scope", "read", "--data-dir", tmp_path)
-    # No machine has this address, so the node gets as far as listening.
-    assert cli(*serve).err.startswith("sdstore: cannot_listen: ")
 
 
 def test_tokens_are_those_of_a_host_even_where_hosts_share_a_database(
