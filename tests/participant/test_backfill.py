@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -29,22 +26,19 @@ from sdstore.participant.backfill import LogReplica, drain
 from sdstore.participant.file import ParticipantFile
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import Deliver, Effect, Save
-from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog, Staged
-from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message, entry_digest
-from sdstore.sds.participant import Participant
+from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog
+from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.sync.comparison import Mode
 from sdstore.sync.content import MOVES_IN_FLIGHT_MAX
 from sdstore.sync.driver import sync_with_peer
-from sdstore.sync.report import Progress, SyncOutcome, SyncReport
+from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import (
-    NONCE_EXPIRED,
     REFUSED,
     UNSUPPORTED_VERSION,
     ReconRequest,
     ReconResponse,
 )
 from tests.support.server import RunningNode, running_node
-from tests.support.store_process import StoreProcess
 
 SEED = 20_261_122
 IMPATIENT = Options(retry=Retry(attempts_max=2, backoff_s=0.01))
@@ -185,18 +179,6 @@ def test_ten_missing_of_twenty_thousand_take_few_round_trips_and_few_bytes(
     assert report.bytes_up + report.bytes_down - content_bytes < 4_000
 
 
-def test_an_empty_channel_and_an_unknown_one_change_nothing(
-    node: RunningNode, channel_id: str
-) -> None:
-    log = log_with(messages(channel_id, range(5)))
-    for some in (log, MemoryLog()):
-        [report] = backfilled(node, channel_id, some)
-        assert (report.outcome, report.entries_received, staged(some)) == ("in_sync", 0, [])
-    publish(node, messages(f"{channel_id} too", range(3)))
-    [report] = backfilled(node, channel_id, log)
-    assert (report.missing_there, staged(log)) == (5, [])
-
-
 def test_disjoint_sets_are_united_here_and_with_send_there_too(
     node: RunningNode, channel_id: str
 ) -> None:
@@ -209,21 +191,6 @@ def test_disjoint_sets_are_united_here_and_with_send_there_too(
     assert (report.entries_received, report.entries_sent, report.proved) == (0, 50, True)
     with StoreClient(node.url) as client:
         assert {each.message for each in client.messages(channel_id)} == {*ours, *theirs}
-
-
-def test_far_future_and_negative_timestamps_are_fetched_and_ordered(
-    node: RunningNode, channel_id: str
-) -> None:
-    lamports = [LAMPORT_MIN, -1, 0, 1, 1_761_000_000_000, 2**62, LAMPORT_MAX]
-    every = [
-        Message(f"m{n}", channel_id, lamport_timestamp=lamport, content=b"x")
-        for n, lamport in enumerate(lamports)
-    ]
-    publish(node, every)
-    log = log_with(every[1::2])
-    first, again = backfilled(node, channel_id, log, times=2)
-    assert staged(log) == ["m0", "m2", "m4", "m6"]
-    assert (first.entries_received, again.entries_received, again.proved) == (4, 0, True)
 
 
 def test_another_writer_meanwhile_costs_nothing_and_its_messages_come_next_time(
@@ -338,38 +305,7 @@ def test_a_store_that_stops_in_the_middle_ends_the_backfill_and_keeps_what_came(
     assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 200)
 
 
-def test_a_short_failure_of_the_store_is_repeated(node: RunningNode, channel_id: str) -> None:
-    publish(node, messages(channel_id, range(20)))
-    log, answers = MemoryLog(), count()
-
-    def fails_once(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-        if next(answers) == 2:
-            raise httpx.ReadError("the connection was reset")
-        return response
-
-    [report] = backfilled(node, channel_id, log, mangle=fails_once)
-    assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 20)
-
-
 # --- names without content --------------------------------------------------------------------------
-
-
-def test_claims_are_fetched_once_alone_and_inside_their_messages(
-    node: RunningNode, channel_id: str
-) -> None:
-    every = messages(channel_id, range(40))
-    publish(node, every[:20], b"one", b"two")
-    publish(node, every[20:])
-    log = log_with(every[:10])
-    first, again = backfilled(node, channel_id, log, times=2)
-    assert (first.entries_received, first.claims_received) == (30, 40)
-    assert (again.claims_received, again.proved) == (0, True)
-    assert {each.retrieval_hint for each in log.staged(10)} <= {b"one", b"two"}
-    with StoreClient(node.url) as client:
-        client.publish(encode(every[25]), [b"later"])
-    claim, again = backfilled(node, channel_id, log, times=2)
-    assert (claim.entries_received, claim.claims_received) == (0, 1)
-    assert (again.claims_received, again.proved) == (0, True)
 
 
 def test_a_variant_of_a_logged_message_is_fetched_once_and_not_staged(
@@ -386,39 +322,6 @@ def test_a_variant_of_a_logged_message_is_fetched_once_and_not_staged(
     assert (again.entries_received, again.entries_refused, again.rounds) == (0, 0, 1)
     [fresh] = backfilled(node, channel_id, log)  # another client: the log itself has noted them
     assert (fresh.entries_refused, fresh.missing_here) == (0, 0)
-
-
-def test_of_two_variants_that_the_log_lacks_one_is_staged(
-    node: RunningNode, channel_id: str
-) -> None:
-    one, other = messages(channel_id, [1]), messages(channel_id, [1], "another")
-    publish(node, one + other)
-    log = MemoryLog()
-    first, again = backfilled(node, channel_id, log, times=2)
-    assert (staged(log), first.entries_refused, again.missing_here) == (["m1"], 1, 0)
-
-
-def test_a_message_that_the_participant_refused_or_holds_back_is_not_fetched_again(
-    node: RunningNode, channel_id: str
-) -> None:
-    publish(node, messages(channel_id, range(10)))
-    log = MemoryLog()
-    backfilled(node, channel_id, log)
-    log.unstage(["m3", "m4"])
-    [report] = backfilled(node, channel_id, log)
-    assert (report.missing_here, report.proved, len(staged(log))) == (0, True, 8)
-
-
-def test_the_log_notes_a_bounded_number_of_names(
-    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every = messages(channel_id, range(30))
-    publish(node, [replace(each, content=b"another") for each in every])
-    log = log_with(every)
-    monkeypatch.setattr(backfill, "NOTED_BASE_MAX", 7)
-    monkeypatch.setattr(backfill, "NOTED_PER_MESSAGE_MAX", 0)
-    [report] = backfilled(node, channel_id, log)
-    assert (report.outcome, report.entries_refused, log.noted_count) == ("in_sync", 30, 7)
 
 
 # --- stores that lie --------------------------------------------------------------------------------
@@ -625,44 +528,6 @@ def test_pages_with_ever_new_messages_or_long_silence_end_by_time_and_what_came_
     assert len(staged(log)) == report.entries_received
 
 
-def test_large_messages_of_pages_are_staged_before_a_thousand_are_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(backfill, "PAGE_BYTES_MAX", 5_000)
-    monkeypatch.setattr(backfill, "READ_S_MAX", 0.5)
-    staged_counts: list[int] = []
-    stage = MemoryLog.stage
-
-    def counting(self: MemoryLog, some: Any, noted: Any) -> None:
-        staged_counts.append(len(some))
-        stage(self, some, noted)
-
-    monkeypatch.setattr(MemoryLog, "stage", counting)
-    read_pages(MemoryLog(), lambda n: messages("c", [n], "x" * 900)[0], 0.001)
-    assert len(staged_counts) > 2
-    assert max(staged_counts) <= 6
-
-
-@pytest.mark.parametrize("was_enabled", [True, False])
-def test_the_garbage_collector_is_as_it_was_after_a_backfill(
-    node: RunningNode, channel_id: str, *, was_enabled: bool
-) -> None:
-    publish(node, messages(channel_id, range(10)))
-    (gc.enable if was_enabled else gc.disable)()
-    try:
-        log = MemoryLog()
-        backfilled(node, channel_id, log)
-        participant = Participant(channel_id, "ada", log=log)
-        list(drain(participant, lambda _: None, lambda: 5_000))
-        assert (len(log), gc.isenabled()) == (10, was_enabled)
-        with suppress(ZeroDivisionError), backfill.collector_paused():
-            assert not gc.isenabled()
-            raise ZeroDivisionError
-        assert gc.isenabled() == was_enabled
-    finally:
-        gc.enable()
-
-
 @pytest.mark.parametrize("nonce", [b"", b"short", bytes(17)])
 def test_an_answer_under_a_nonce_that_is_none_is_a_fault(
     node: RunningNode, channel_id: str, nonce: bytes
@@ -677,29 +542,7 @@ def test_an_answer_under_a_nonce_that_is_none_is_a_fault(
     assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_misbehaved")
 
 
-def test_a_store_that_hands_out_nonces_for_ever_is_at_fault(
-    node: RunningNode, channel_id: str
-) -> None:
-    nonces = count(1)
-
-    def renews(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-        response.status = NONCE_EXPIRED
-        response.responder_nonce = next(nonces).to_bytes(16, "big")
-        return response
-
-    [report] = backfilled(node, channel_id, MemoryLog(), mangle=renews)
-    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_misbehaved")
-
-
 # --- progress and the participant --------------------------------------------------------------------
-
-
-def test_progress_reaches_the_end(node: RunningNode, channel_id: str) -> None:
-    publish(node, messages(channel_id, range(50)))
-    seen: list[Progress] = []
-    [report] = backfilled(node, channel_id, MemoryLog(), on_progress=seen.append)
-    assert seen[-1].in_sync_percent == pytest.approx(100)
-    assert seen[-1].entries_received == report.entries_received == 50
 
 
 def chain(channel_id: str, total: int) -> list[Message]:
@@ -753,69 +596,3 @@ def test_a_participant_takes_a_backfill_in_log_order_and_a_restart_continues_it(
     assert [each.message for each in delivered] == every
     assert [each.number for each in delivered] == list(range(1, 301))
     assert not any(each.after_gap or each.is_late for each in delivered)
-
-
-def test_the_file_of_a_participant_notes_variants_and_claims(
-    node: RunningNode, channel_id: str, tmp_path: Path
-) -> None:
-    every = chain(channel_id, 20)
-    publish(node, every, b"one", b"two")
-    publish(node, [replace(each, content=b"another") for each in every[:5]])
-    with ParticipantFile(tmp_path / "file.db") as file:
-        [first] = backfilled(node, channel_id, file.log(channel_id))
-        assert len(taken(file, channel_id)) == 20
-    with ParticipantFile(tmp_path / "file.db") as file:
-        _, again = backfilled(node, channel_id, file.log(channel_id), times=2)
-    assert (first.entries_received, first.entries_refused) == (20, 5)
-    assert (again.missing_here, again.proved, again.rounds) == (0, True, 1)
-
-
-@pytest.mark.slow
-def test_a_store_that_is_killed_in_the_middle_is_asked_for_the_rest_when_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every, log = messages("c", range(1_000)), MemoryLog()
-    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 5_000)
-    store = StoreProcess(tmp_path)
-    store.start()
-    try:
-        with StoreClient(store.url) as client:
-            assert all(each.error is None for each in client.publish_batch(map(encode, every)))
-
-        def kill_once(progress: Progress) -> None:
-            if progress.entries_received and store.process is not None:
-                store.end(signal.SIGKILL)
-
-        async def scenario() -> SyncReport:
-            async with AsyncStoreClient(store.url, options=IMPATIENT) as client:
-                return await client.backfill("c", log, kill_once)
-
-        report = run(scenario())
-        assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_unreachable")
-        assert 0 < len(staged(log)) < 1_000
-        missing = 1_000 - len(staged(log))
-        store.start()
-
-        async def again() -> SyncReport:
-            async with AsyncStoreClient(store.url) as client:
-                return await client.backfill("c", log)
-
-        report = run(again())
-        assert (report.outcome, report.entries_received) == (SyncOutcome.IN_SYNC, missing)
-        assert len(staged(log)) == 1_000
-    finally:
-        if store.process is not None:
-            store.end(signal.SIGKILL)
-
-
-def test_a_log_in_memory_gives_what_is_staged_in_log_order() -> None:
-    every = [
-        Message(f"m{n % 7}{n}", "c", lamport_timestamp=n // 5 - 3, content=b"x") for n in range(30)
-    ]
-    log = MemoryLog()
-    for some in (every[20:], every[:7], every[7:20]):
-        log.stage([Staged(each, encode(each), entry_digest(each)) for each in some[::-1]], [])
-    in_order = sorted(every, key=lambda each: (each.lamport_timestamp, each.message_id))
-    assert [each.message for each in log.staged(12)] == in_order[:12]
-    log.unstage([each.message_id for each in in_order[:10]])
-    assert [each.message for each in log.staged(30)] == in_order[10:]

@@ -15,14 +15,11 @@ import pytest
 
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
-from sdstore.participant import ParticipantFile, driver, follower
-from sdstore.participant import file as file_module
+from sdstore.participant import ParticipantFile, follower
 from sdstore.participant.driver import ParticipantDriver
 from sdstore.participant.events import BackfillProgress, Connection, DriverError
 from sdstore.participant.persistence import CURSOR_KEY, MemoryPersistence
-from sdstore.participant.stores import BackOff
-from sdstore.sds import participant
-from sdstore.sds.codec import decode, encode
+from sdstore.sds.codec import encode
 from sdstore.sds.effects import (
     Acknowledged,
     Deliver,
@@ -34,14 +31,10 @@ from sdstore.sds.effects import (
     Save,
     StoredRemotely,
 )
-from sdstore.sds.log import Staged
 from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.wire import store_pb2 as wire
-from tests.support.chatting import QUICK, SMALL, App, InOrder, Network, joined
+from tests.support.chatting import SMALL, App, InOrder, Network, joined
 from tests.support.server import RunningNode, running_node
-from tests.support.store_process import StoreProcess
-
-YEAR_MS = 365 * 86_400_000
 
 
 @pytest.fixture(scope="module")
@@ -114,78 +107,6 @@ def test_after_a_short_absence_one_page_brings_what_was_missed(
             }
 
     run(scenario())
-
-
-def test_the_last_message_is_found_when_a_broken_connection_comes_back(
-    url: str, place: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        network = Network()
-        async with (
-            joined([url], "ada", **place) as ada,
-            joined([url], "bob", network=network, **place) as bob,
-        ):
-            network.is_down = True
-            network.cut()
-            await bob.until(lambda bob: not bob.is_online)
-            await ada.channel.send(b"the last")
-            await ada.driver.outbox.emptied()
-            network.is_down = False
-            await bob.until(lambda bob: bob.texts == [b"the last"])
-            await bob.until(lambda bob: bob.is_online)
-            states = [each.state for each in bob.of(Connection)]
-            assert states[-3:] == ["offline", "catching_up", "online"]
-
-    run(scenario())
-
-
-def test_a_store_that_is_killed_and_restarted_costs_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = StoreProcess(tmp_path)
-        await asyncio.to_thread(store.start)
-        try:
-            async with joined([store.url], "ada") as ada, joined([store.url], "bob") as bob:
-                for text in texts(20):
-                    await ada.channel.send(text)
-                await asyncio.to_thread(store.end, signal.SIGKILL)
-                for text in texts(20, 20):
-                    await ada.channel.send(text)
-                await bob.channel.send(b"are you there?")
-                await ada.until(lambda ada: not ada.is_online)
-                await asyncio.to_thread(store.start)
-                for text in texts(20, 40):
-                    await ada.channel.send(text)
-                await bob.until(lambda bob: len(bob.texts) >= 60)
-                await ada.until(lambda ada: ada.texts == [b"are you there?"])
-                assert bob.texts == texts(60)
-                await ada.until(lambda ada: len(ada.of(StoredRemotely)) == 60)
-        finally:
-            await asyncio.to_thread(store.end, signal.SIGTERM)
-
-    run(scenario())
-
-
-def test_when_one_of_two_stores_dies_the_other_is_used(
-    url: str, place: dict[str, Any], tmp_path: Path
-) -> None:
-    async def scenario(urls: list[str]) -> None:
-        resends = replace(SMALL, resend_ms=300, resend_possibly_ms=300)
-        network = Network()
-        both = {"participant": resends, "network": network, "draw": InOrder(), **place}
-        async with joined(urls, "ada", **both) as ada, joined(urls, "bob", **both) as bob:
-            await ada.channel.send(b"0")
-            await bob.until(lambda bob: bob.texts == texts(1))
-            assert {each.store_url for each in ada.of(Connection) + bob.of(Connection)} == {urls[0]}
-            network.ports_down = {httpx.URL(urls[0]).port}
-            network.cut()
-            for text in texts(10, 1):
-                await ada.channel.send(text)
-            await bob.until(lambda bob: len(bob.texts) == 11)
-            assert bob.texts == texts(11)
-            assert {each.store_url for each in bob.of(Connection)} == set(urls)
-
-    with running_node(tmp_path) as other:
-        run(scenario([url, other.url]))
 
 
 def test_participants_that_follow_different_stores_hear_each_other(
@@ -342,29 +263,6 @@ def test_a_catch_up_that_fails_goes_on_with_another_store(
         run(scenario(other.url))
 
 
-def test_causes_too_far_back_for_a_walk_are_backfilled(
-    url: str, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    frames = chain(place["channel_id"], 400)
-    monkeypatch.setattr("sdstore.participant.stores.WALKS_MAX", 1)
-
-    async def scenario(other: str) -> None:
-        with StoreClient(other) as store:
-            list(store.publish_batch(frames[:-1]))
-        network = Network()
-        draw = InOrder()
-        async with joined([url, other], "bob", network=network, draw=draw, **place) as bob:
-            network.counts.clear()
-            with StoreClient(url) as store:
-                store.publish(frames[-1])
-            await bob.until(lambda bob: len(bob.texts) == 400)
-            assert network.counts["POST /v1/recon"] > 0
-            assert network.counts["POST /v1/messages/ancestors"] == 1
-
-    with running_node(tmp_path) as other:
-        run(scenario(other.url))
-
-
 def test_content_that_one_store_lost_comes_from_another(
     url: str, place: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -447,21 +345,6 @@ def test_sync_and_ephemeral_messages_are_relayed_live(url: str, place: dict[str,
     run(scenario())
 
 
-def test_a_reader_too_slow_for_the_stream_misses_nothing(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, live_queue_items_max=5)
-
-    async def scenario(url: str) -> None:
-        network = Network()
-        async with joined([url], "ada") as ada, joined([url], "bob", network=network) as bob:
-            await asyncio.gather(*(ada.channel.send(text) for text in texts(200)))
-            await bob.until(lambda bob: len(bob.texts) == 200)
-            assert bob.texts == texts(200)
-            assert network.counts["GET /v1/channels/live"] > 1, "the node sent a gap"
-
-    with running_node(tmp_path, limits) as node:
-        run(scenario(node.url))
-
-
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_store_is_left_alone_for_as_long_as_it_asks(
     url: str, place: dict[str, Any], status: int
@@ -482,98 +365,6 @@ def test_a_busy_store_is_left_alone_for_as_long_as_it_asks(
             await ada.until(lambda ada: StoredRemotely(message_id) in ada.events)
             assert time.monotonic() - refused_at_s[0] >= 1
             assert network.counts["POST /v1/messages/batch"] == 2
-
-    run(scenario())
-
-
-class SlowPages(Network):
-    """Answers to requests for pages wait until `is_free`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_free = asyncio.Event()
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/channels/messages":
-            await self.is_free.wait()
-        return await super().handle_async_request(request)
-
-
-def test_nothing_is_lost_while_the_participant_catches_up(url: str, place: dict[str, Any]) -> None:
-    frames = chain(place["channel_id"], 2)
-    impatient = replace(SMALL, lost_after_ms=400)
-
-    async def scenario() -> None:
-        file = MemoryPersistence()
-        with StoreClient(url) as store:
-            async with joined([url], "bob", file, **place) as bob:
-                store.publish(frames[1])  # its cause is nowhere yet
-                await bob.until(lambda bob: bob.channel.status.waiting)
-            store.publish(frames[0])
-        network = SlowPages()
-        now_ms = 10**12
-        late = {"network": network, "participant": impatient, "is_online": False, **place}
-        async with joined([url], "bob", file, clock_ms=lambda: now_ms, **late) as bob:
-            for _ in range(10):
-                now_ms += impatient.lost_after_ms // 4
-                await bob.ticks(1)
-            network.is_free.set()
-            await bob.until(lambda bob: len(bob.texts) == 2)
-            assert [each.message.message_id for each in bob.deliveries] == ["m0", "m1"]
-            assert not bob.of(Lost)
-
-    run(scenario())
-
-
-def test_a_store_that_holds_up_a_catch_up_holds_up_no_message_of_ours(
-    url: str, place: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        file = MemoryPersistence()
-        async with joined([url], "bob", file, **place):
-            pass
-        network = SlowPages()
-        late = {"network": network, "is_online": False, **place}
-        async with joined([url], "bob", file, **late) as bob:
-            await bob.until(lambda bob: bob.of(Connection))
-            async with bob.driver.access.requests:  # as a slow look-up does
-                sent = await bob.channel.send(b"hello")
-                await bob.until(lambda bob: StoredRemotely(sent) in bob.events)
-            assert not bob.is_online
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
-def test_a_jump_of_the_wall_clock_loses_nothing_and_ends_no_wait(
-    url: str, place: dict[str, Any], jump_ms: int
-) -> None:
-    frames = chain(place["channel_id"], 2)
-
-    async def scenario() -> None:
-        offset_ms = 0
-
-        def clock_ms() -> int:
-            return int(time.time() * 1_000) + offset_ms
-
-        async with (
-            joined([url], "ada", **place) as ada,
-            joined([url], "bob", clock_ms=clock_ms, **place) as bob,
-        ):
-            with StoreClient(url) as store:
-                store.publish(frames[1])  # its cause is nowhere yet
-                await bob.until(lambda bob: bob.channel.status.waiting)
-                offset_ms = jump_ms
-                sent = await bob.channel.send(b"from bob")
-                await ada.channel.send(b"from ada")
-                await bob.until(lambda bob: b"from ada" in bob.texts)
-                await bob.ticks(5)
-                assert bob.channel.status.waiting == 1
-                assert not bob.of(Lost) + bob.of(GaveUp)
-                store.publish(frames[0])
-            await bob.until(lambda bob: len(bob.texts) == 3)
-            await ada.until(lambda ada: b"from bob" in ada.texts)
-            await bob.until(lambda bob: StoredRemotely(sent) in bob.events)
 
     run(scenario())
 
@@ -641,124 +432,6 @@ def test_a_slow_application_holds_deliveries_back_and_loses_none(
                 await bob.channel.confirm(number)
             await bob.until(lambda bob: len(bob.texts) == 35)
             assert bob.texts == texts(35)
-
-    run(scenario())
-
-
-def large_frames(channel_id: str, count: int) -> list[bytes]:
-    """A chain of messages of 10 kB."""
-    frames = []
-    for number in range(count):
-        causes = (HistoryEntry(f"m{number - 1}"),) if number else ()
-        message = Message(
-            f"m{number}", channel_id, "carol", 1_000 + number, causes, b"", (), b"x" * 10_000
-        )
-        frames.append(encode(message))
-    return frames
-
-
-@pytest.mark.parametrize("missed_messages_max", [50, 1_000], ids=["backfilled", "read"])
-def test_large_messages_are_saved_before_they_fill_the_memory_of_the_file(
-    url: str,
-    place: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    missed_messages_max: int,
-) -> None:
-    """All bounds are a hundredth: the file keeps 0.67 MB that are not saved, and 1.5 MB arrive."""
-    monkeypatch.setattr(file_module, "UNSAVED_BYTES_MAX", 670_000)
-    monkeypatch.setattr(file_module, "READ_BYTES_MAX", 80_000)
-    for module in (driver, participant):
-        monkeypatch.setattr(module, "TAKEN_BYTES_MAX", 80_000)
-    monkeypatch.setattr(driver, "PENDING_BYTES_MAX", 80_000)
-    monkeypatch.setattr(follower, "MISSED_MESSAGES_MAX", missed_messages_max)
-
-    async def scenario() -> None:
-        with ParticipantFile(tmp_path / "bob.db") as file:
-            late = {"confirms": False, **place}
-            async with joined([url], "bob", file, **late):
-                pass
-            frames = large_frames(place["channel_id"], 300)
-            with StoreClient(url) as store:
-                list(store.publish_batch(frames[:150]))
-            async with joined([url], "bob", file, **late) as bob:
-                await bob.until(lambda bob: len(bob.texts) == 150)
-                with StoreClient(url) as store:
-                    store.publish(frames[-1])
-                    # The others are its causes.
-                    list(store.publish_batch(frames[150:-1]))
-                await bob.until(lambda bob: len(bob.texts) == 300)
-                await asyncio.gather(*(bob.channel.send(b"y" * 9_000) for _ in range(150)))
-            assert len(file.log(place["channel_id"])) == 450
-
-    run(scenario())
-
-
-def test_what_is_staged_waits_while_the_file_cannot_be_written(
-    url: str, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver, "PENDING_BYTES_MAX", 80_000)
-
-    async def scenario() -> None:
-        file = Recorded()
-        async with joined([url], "bob", file, **place) as bob:
-            frames = large_frames(place["channel_id"], 300)
-            messages = [decode(frame)[0] for frame in frames]
-            file.log(place["channel_id"]).stage(
-                [
-                    Staged(message, frame, entry_digest(message), b"")
-                    for message, frame in zip(messages, frames, strict=True)
-                ],
-                [],
-            )
-            monkeypatch.setattr(driver, "TAKEN_AT_ONCE", 10)
-            file.errors = [BusyError()] * 1_000
-            bob.channel._follower._has_staged = True
-            await bob.ticks(10)
-            assert len(file.log(place["channel_id"]).staged(300)) >= 280
-            file.errors.clear()
-            await bob.until(lambda bob: len(bob.texts) == 300)
-
-    run(scenario())
-
-
-def test_messages_wait_for_a_store(url: str, place: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        network = Network()
-        network.is_down = True
-        async with joined([url], "ada", network=network, is_online=False, **place) as ada:
-            await ada.until(lambda ada: ada.of(Connection))
-            assert ada.of(Connection)[0].code == "unreachable"
-            sent = [await ada.channel.send(text) for text in texts(3)]
-            async with joined([url], "bob", **place) as bob:
-                await ada.channel.send(b"nobody hears this", ephemeral=True)
-                network.is_down = False
-                await ada.until(lambda ada: len(ada.of(StoredRemotely)) == 3)
-                assert [each.message_id for each in ada.of(StoredRemotely)] == sent
-                await bob.until(lambda bob: bob.texts == texts(3))
-                assert bob.of(Ephemeral) == []
-
-    run(scenario())
-
-
-def test_what_was_sent_without_a_store_is_published_at_once_after_a_restart(
-    url: str, place: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        file = MemoryPersistence()
-        network = Network()
-        network.is_down = True
-        async with joined([url], "ada", file, network=network, is_online=False, **place) as ada:
-            sent = [await ada.channel.send(text) for text in texts(3)]
-        started_s = time.monotonic()
-        async with joined([url], "ada", file, **place) as ada:
-            await ada.until(lambda ada: len(ada.of(StoredRemotely)) == 3)
-            assert [each.message_id for each in ada.of(StoredRemotely)] == sent
-        assert time.monotonic() - started_s < SMALL.resend_ms / 1_000
-        network = Network()
-        async with joined([url], "ada", file, network=network, **place) as ada:
-            await ada.ticks(2)
-        assert network.counts["POST /v1/messages/batch"] == 0, "a store has them"
 
     run(scenario())
 
@@ -839,37 +512,6 @@ def test_nothing_is_delivered_or_published_before_it_is_saved(
     run(scenario())
 
 
-def test_a_persistence_that_fails_for_good_ends_the_driver(url: str, place: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        file = Recorded()
-        app = joined([url], "ada", file, **place)
-        ada = await app.__aenter__()
-        file.errors = [OSError("the disk is gone")]
-        with pytest.raises(DriverError, match="the disk is gone"):
-            await ada.channel.send(b"hello")
-        with pytest.raises(DriverError, match="the disk is gone"):
-            await anext(ada.channel.events())
-        with pytest.raises(DriverError, match="the disk is gone") as failed:
-            await app.__aexit__(None, None, None)
-        assert isinstance(failed.value.__cause__, OSError)
-        assert failed.value.code == "failed"
-
-    run(scenario())
-
-
-def test_a_burst_of_messages_and_of_confirmations_takes_few_saves(
-    url: str, place: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        file = Recorded()
-        async with joined([url], "ada", **place) as ada, joined([url], "bob", file, **place) as bob:
-            await asyncio.gather(*(ada.channel.send(text) for text in texts(500)))
-            await bob.until(lambda bob: len(bob.texts) == 500)
-            assert file.saves_count < 100
-
-    run(scenario())
-
-
 def test_cancelling_the_program_closes_everything(url: str, place: dict[str, Any]) -> None:
     async def program(ready: asyncio.Event) -> None:
         async with joined([url], "ada", **place) as ada:
@@ -884,27 +526,6 @@ def test_cancelling_the_program_closes_everything(url: str, place: dict[str, Any
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-
-    run(scenario())
-
-
-def test_channels_share_a_driver_and_a_bound(url: str, place: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        name = place["channel_id"]
-        options = replace(QUICK, channels_max=3)
-        async with ParticipantDriver([url], options=options) as driver:
-            channels = [await driver.join(f"{name}{number}", "ada", SMALL) for number in range(3)]
-            with pytest.raises(DriverError, match="already_joined"):
-                await driver.join(f"{name}0", "eve", SMALL)
-            with pytest.raises(DriverError, match="too_many_channels"):
-                await driver.join("one more", "ada", SMALL)
-            await channels[0].leave()
-            await driver.join("one more", "ada", SMALL)
-            async with joined([url], "bob", channel_id=f"{name}2") as bob:
-                await channels[2].send(b"hello")
-                await bob.until(lambda bob: bob.texts == [b"hello"])
-        with pytest.raises(DriverError, match="closed"):
-            await channels[1].send(b"too late")
 
     run(scenario())
 
@@ -1007,53 +628,5 @@ def test_what_was_sent_before_the_end_of_a_program_is_in_its_file_and_arrives(
             ):
                 await bob.until(lambda bob: len(bob.texts) == len(log))
                 assert [each.message.message_id for each in bob.deliveries][: len(sent)] == sent
-
-    run(scenario())
-
-
-def test_a_store_that_ends_each_stream_is_called_ever_less_often(
-    url: str, place: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        network = Network()
-        calls_s: list[float] = []
-        has_called = asyncio.Event()
-
-        def ends(request: httpx.Request) -> httpx.Response | None:
-            if request.url.path != "/v1/channels/live":
-                return None
-            calls_s.append(time.monotonic())
-            if len(calls_s) == 6:
-                has_called.set()
-            return httpx.Response(200, content=b": here\nid: c\n\n")
-
-        network.answer = ends
-        patient = replace(QUICK, back_off=BackOff(first_s=0.05, max_s=60))
-        given = {"network": network, "options": patient, "is_online": False, **place}
-        async with joined([url], "bob", draw=InOrder(), **given):
-            await has_called.wait()
-        # Pauses of 0.05 s, 0.1 s, and so on up to 0.8 s; five of the first would take 0.25 s.
-        assert calls_s[-1] - calls_s[0] > 1
-
-    run(scenario())
-
-
-def test_a_captive_portal_is_named_and_another_store_is_used(
-    url: str, place: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        network = Network()
-
-        def portal(request: httpx.Request) -> httpx.Response | None:
-            is_there = request.url.host == "localhost"
-            return httpx.Response(200, html="<title>Wi-Fi login</title>") if is_there else None
-
-        network.answer = portal
-        urls = [url.replace("127.0.0.1", "localhost"), url]
-        async with joined(urls, "bob", network=network, draw=InOrder(), **place) as bob:
-            [offline] = [each for each in bob.of(Connection) if each.state == "offline"]
-            assert (offline.store_url, offline.code) == (urls[0], "not_a_store")
-            sent = await bob.channel.send(b"hello")
-            await bob.until(lambda bob: StoredRemotely(sent) in bob.events)
 
     run(scenario())

@@ -5,30 +5,21 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-import sdstore.participant.follower as follower_module
-import sdstore.participant.stores as retrieval_module
 from sdstore.client import (
     AsyncStoreClient,
-    PublishItem,
     PublishOutcome,
     Retry,
-    SdstoreError,
     StoreClient,
     StoreError,
 )
-from sdstore.mvds.wire import MvdsError
-from sdstore.ordering import OrderingError
-from sdstore.participant import DriverError, DriverOptions, ParticipantDriver, ParticipantFileError
+from sdstore.participant import DriverError, DriverOptions, ParticipantDriver
 from sdstore.participant.events import EventQueue, EventsDropped
 from sdstore.participant.stores import (
-    COPIES_BYTES_MAX,
-    COPIES_MAX,
     NODE,
     OUTBOX_FRAMES_MAX,
     PUBLISHING,
@@ -38,7 +29,6 @@ from sdstore.participant.stores import (
     Store,
     Stores,
     Waiting,
-    _Copier,
     channel_scope,
     concerns_the_request,
 )
@@ -46,7 +36,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.effects import Acknowledged, Broadcast, Deliver, Status
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.log import LogEntry, MemoryLog
-from sdstore.sds.model import HistoryEntry, Kind, Message, MessageError
+from sdstore.sds.model import HistoryEntry, Kind, Message
 from sdstore.wire import store_pb2 as wire
 from tests.support.chatting import QUICK_CLIENT, InOrder
 from tests.support.store_clients import played_by
@@ -92,30 +82,6 @@ def test_a_refusal_concerns_only_what_was_refused() -> None:
     assert found.ready(channel_scope("garden")) == []
     assert found.ready(channel_scope("meadow")) == [only]
     assert found.ready(PUBLISHING) == [only]
-
-
-@pytest.mark.parametrize(("asked_s", "pause_s"), [(5.0, 60), (200.0, 200), (1e9, 300)])
-def test_retry_after_counts_up_to_a_bound(asked_s: float, pause_s: int) -> None:
-    found, [only] = stores(1, InOrder(), first_s=100.0)
-    found.failed(only, NODE, StoreError("overloaded", 503, "", retry_after_s=asked_s))
-    assert round(only.retry_at_s[NODE] - time.monotonic()) == pause_s
-
-
-def test_choosing_waits_until_a_store_can_be_tried() -> None:
-    async def scenario() -> None:
-        found, [only] = stores(1, InOrder(), first_s=0.1)
-        found.failed(only, NODE, DOWN)
-        started_s = time.monotonic()
-        assert await found.choose(NODE) is only
-        assert time.monotonic() - started_s >= 0.09
-        found.failed(only, NODE, StoreError("overloaded", 503, "", retry_after_s=300.0))
-        choosing = asyncio.create_task(found.choose(NODE))
-        await asyncio.sleep(0.01)
-        found.succeeded(only, NODE)
-        assert await choosing is only
-        await found.close()
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -187,31 +153,6 @@ def accepting(
         return httpx.Response(200, content=outcomes.SerializeToString())
 
     return answer
-
-
-def test_every_error_of_the_library_has_one_base_with_a_code_and_a_detail() -> None:
-    kinds = (DriverError, ParticipantFileError, LocalProtocolError, MessageError, OrderingError)
-    errors = [kind("a_code", "what happened") for kind in (*kinds, MvdsError)]
-    for error in (*errors, StoreError("a_code", 503, "what happened")):
-        assert isinstance(error, SdstoreError)
-        assert (error.code, error.detail) == ("a_code", "what happened")
-        assert str(error) == "a_code: what happened"
-
-
-def test_of_two_readers_of_the_events_the_older_one_is_told() -> None:
-    async def scenario() -> None:
-        queue = EventQueue()
-        first, second = object(), object()
-        queue.read_by(first)
-        reading = asyncio.create_task(queue.get(first))
-        await asyncio.sleep(0)
-        queue.read_by(second)
-        queue.put(Acknowledged("m"))
-        assert await queue.get(second) == Acknowledged("m")
-        with pytest.raises(DriverError, match="events_taken_over"):
-            await reading
-
-    asyncio.run(scenario())
 
 
 def test_what_one_store_refuses_another_may_accept() -> None:
@@ -295,23 +236,6 @@ def test_a_batch_that_is_not_acceptable_is_halved() -> None:
     asyncio.run(scenario())
 
 
-def test_only_content_waits_for_a_store() -> None:
-    async def scenario() -> None:
-        seen: list[list[str]] = []
-        fine = accepting(seen)
-        fails = [httpx.Response(503), httpx.Response(500)]
-        played = Played(lambda request: fails.pop() if fails else fine(request))
-        await played.publish(
-            broadcast("a", Kind.SYNC),
-            broadcast("b"),
-            broadcast("c", Kind.EPHEMERAL),
-            broadcast("b"),
-        )
-        assert seen == [["b"]]
-
-    asyncio.run(scenario())
-
-
 def test_a_full_outbox_takes_no_more_and_loses_nothing_else() -> None:
     async def scenario() -> None:
         played = Played(accepting([]))
@@ -323,45 +247,6 @@ def test_a_full_outbox_takes_no_more_and_loses_nothing_else() -> None:
         for number in range(70):
             large.outbox.add("garden", Broadcast(bytes(1 << 20), f"m{number}", Kind.CONTENT))
         assert len(large.outbox) == 64
-
-    asyncio.run(scenario())
-
-
-def test_copies_for_a_slow_store_wait_up_to_a_number_and_up_to_bytes() -> None:
-    def waiting(frames: list[bytes]) -> list[bytes]:
-        found, [slow] = stores(1)
-        copier = _Copier(slow, found)
-        for frame in frames:
-            copier.add([PublishItem(frame)])
-        return [each.frame for each in copier._items]
-
-    small = [b"%d" % n for n in range(COPIES_MAX + 5)]
-    assert waiting(small) == small[5:], "the oldest are left out"
-    large = [bytes([n]) * (1 << 20) for n in range(2 * (COPIES_BYTES_MAX >> 20))]
-    kept = waiting(large)
-    assert kept == large[-len(kept) :]
-    assert COPIES_BYTES_MAX - (1 << 20) < sum(map(len, kept)) <= COPIES_BYTES_MAX
-
-
-def test_a_store_that_does_not_send_what_was_missed_fails_after_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(follower_module, "MISSED_S_MAX", 0.1)
-
-    async def silent(_: httpx.Request) -> httpx.Response:
-        await asyncio.sleep(5)
-        return httpx.Response(410)
-
-    async def scenario() -> None:
-        inbox: Any = SimpleNamespace(channel_id="garden", log=MemoryLog(), say=print)
-        async with AsyncStoreClient("http://0", transport=httpx.MockTransport(silent)) as client:
-            store = Store("http://0", client)
-            access = follower_module.StoreAccess(Stores([store], BackOff()))
-            follower = follower_module.Follower(inbox, access, {})
-            for catch_up in (follower._read_missed(store, "cursor"), follower._reconcile(store)):
-                with pytest.raises(StoreError, match=r"0\.1 s") as failed:
-                    await catch_up
-                assert failed.value.code == "timeout"
 
     asyncio.run(scenario())
 
@@ -400,18 +285,6 @@ def test_a_closed_queue_ends_without_deliveries_that_nobody_can_confirm() -> Non
         failed.close(OSError("the disk is gone"))
         with pytest.raises(OSError, match="the disk is gone"):
             await failed.get()
-
-    asyncio.run(scenario())
-
-
-def test_only_the_last_of_several_statuses_is_read() -> None:
-    async def scenario() -> None:
-        queue = EventQueue()
-        for number in range(5):
-            queue.put(Status(missing=number))
-        assert await queue.get() == Status(missing=4)
-        queue.close()
-        assert await queue.get() is None
 
     asyncio.run(scenario())
 
@@ -460,66 +333,6 @@ def test_a_hint_leads_to_the_wanted_message_only_and_its_causes_follow() -> None
     asyncio.run(scenario())
 
 
-def test_a_retrieval_keeps_a_bounded_number_of_bytes_and_leaves_the_rest_to_a_backfill(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retrieval_module, "FOUND_BYTES_MAX", 10_000)
-    calls: list[str] = []
-
-    def named(number: int) -> Message:
-        causes = (HistoryEntry(f"m{number - 1}"),)
-        return Message(f"m{number}", "garden", "ada", number, causes, content=bytes(1_000))
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        """A store whose causes never end: four messages for each call."""
-        calls.append(request.url.path)
-        top = 1_000 - 4 * len(calls)
-        if request.url.path.endswith("lookup"):
-            reply: Any = wire.LookupReply()
-            match = reply.found.add(digest=bytes(32), message=stored(named(1_000)))
-            match.key.message_id = "m1000"
-        else:
-            some = [stored(named(n)) for n in range(top + 4, top, -1)]
-            reply = wire.AncestorsPage(messages=some, next="more")
-        return httpx.Response(200, content=reply.SerializeToString())
-
-    async def scenario() -> None:
-        async with AsyncStoreClient("http://store", transport=played_by(answer)) as client:
-            retrieval = Retrieval(client, "garden", MemoryLog())
-            await retrieval.run([HistoryEntry("m1000")])
-        assert not retrieval.is_complete
-        assert len(calls) == 4, "the call that passes the bound is the last one"
-        size = sum(len(each.frame) for each in retrieval.in_log_order())
-        assert 8_000 < size <= 10_000
-
-    asyncio.run(scenario())
-
-
-def test_a_store_without_the_causes_is_asked_once() -> None:
-    causes = (HistoryEntry("nowhere"),)
-    wanted = Message("wanted", "garden", "ada", 3, causes, content=b"x")
-    paths: Counter[str] = Counter()
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        paths[request.url.path] += 1
-        if request.url.path.endswith("lookup"):
-            reply: Any = wire.LookupReply()
-            match = reply.found.add(digest=bytes(32), message=stored(wanted))
-            match.key.message_id = "wanted"
-        else:
-            reply = wire.AncestorsPage(missing=["nowhere"])
-        return httpx.Response(200, content=reply.SerializeToString())
-
-    async def scenario() -> None:
-        async with AsyncStoreClient("http://store", transport=played_by(answer)) as client:
-            retrieval = Retrieval(client, "garden", MemoryLog())
-            await retrieval.run([HistoryEntry("wanted")])
-        assert set(retrieval.found) == {"wanted"}
-        assert set(paths.values()) == {1}
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -537,13 +350,6 @@ def test_a_url_that_no_store_can_have_is_refused_at_once(url: str) -> None:
     for make in (StoreClient, AsyncStoreClient, lambda url: ParticipantDriver([url])):
         with pytest.raises(ValueError, match=r"is not a URL of the form http"):
             make(url)
-
-
-def test_a_driver_needs_stores_and_a_list_of_them() -> None:
-    with pytest.raises(ValueError, match="at least one store"):
-        ParticipantDriver([])
-    with pytest.raises(TypeError, match="a list of URLs"):
-        ParticipantDriver("http://127.0.0.1:8000")
 
 
 NAN = float("nan")
@@ -569,11 +375,6 @@ def test_options_without_a_meaning_are_refused_by_name(wrong: dict[str, Any]) ->
         DriverOptions(**wrong)
     assert refused.value.code == "bad_option"
     assert refused.value.detail.startswith(next(iter(wrong)))
-
-
-def test_the_bounds_of_options_are_allowed() -> None:
-    DriverOptions(1, 0, 0, BackOff(0.001, 0.001, 0))
-    DriverOptions(10_000, 10_000, 3_600, BackOff(1, 86_400, 86_400))
 
 
 NOWHERE = ["http://127.0.0.1:9"]
@@ -630,21 +431,6 @@ def test_a_driver_outside_of_its_block_says_so_instead_of_waiting_for_ever() -> 
         assert refused.value.code == "not_started"
 
     asyncio.run(scenario())
-
-
-def test_a_channel_whose_leave_was_cancelled_can_be_joined_again() -> None:
-    async def run() -> None:
-        async with ParticipantDriver(["http://127.0.0.1:9"]) as driver:
-            channel = await driver.join("garden", "ada")
-            await asyncio.sleep(0)
-            leaving = asyncio.create_task(channel.leave())
-            await asyncio.sleep(0)
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
-            assert leaving.cancelled()
-            await driver.join("garden", "ada")
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

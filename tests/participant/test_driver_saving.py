@@ -19,21 +19,15 @@ import pytest
 from sdstore.client import StoreClient
 from sdstore.participant import (
     DriverError,
-    LocalProtocolError,
-    MemoryPersistence,
     ParticipantDriver,
     ParticipantFile,
     ParticipantFileError,
     SavedAgain,
     Unsaved,
 )
-from sdstore.participant import driver as driver_module
-from sdstore.participant.events import Connection
-from sdstore.sds.codec import encode
 from sdstore.sds.effects import StoredRemotely
-from sdstore.sds.model import Message
 from tests.support.chatting import QUICK as QUICK_DRIVER
-from tests.support.chatting import SMALL, App, Network, joined
+from tests.support.chatting import SMALL, Network, joined
 from tests.support.disks import grow, small_disk
 from tests.support.server import RunningNode, running_node
 
@@ -113,52 +107,6 @@ def test_an_application_hears_of_a_full_disk_and_of_room_and_nothing_leaves_mean
     run(scenario())
 
 
-def test_a_channel_that_is_joined_on_a_full_disk_hears_of_it(file: ParticipantFile) -> None:
-    async def scenario() -> None:
-        file.log("second")
-        options = {"options": QUICK, "persistence": file}
-        async with ParticipantDriver([NOWHERE], **options) as driver:
-            first = await driver.join("first", "bob", SMALL)
-            fill(file)
-            sending = asyncio.create_task(first.send(CONTENT))
-            async for event in first.events():
-                if isinstance(event, Unsaved):
-                    break
-            bob = App(driver, await driver.join("second", "bob", SMALL), confirms=True)
-            reading = asyncio.create_task(bob.read())
-            await bob.until(lambda bob: bob.of(Unsaved))
-            make_room(file)
-            await bob.until(lambda bob: bob.of(SavedAgain))
-            await sending
-        await reading
-
-    run(scenario())
-
-
-def test_a_backfill_on_a_full_disk_is_not_the_fault_of_the_store(
-    file: ParticipantFile, place: dict[str, Any]
-) -> None:
-    channel_id = place["channel_id"]
-    frames = [
-        encode(Message(f"m{n}", channel_id, "carol", 1_000 + n, content=CONTENT)) for n in range(20)
-    ]
-
-    async def scenario() -> None:
-        with StoreClient(place["urls"][0]) as store:
-            list(store.publish_batch(frames))
-        file.log(channel_id)
-        fill(file)
-        async with joined(**place, name="bob", persistence=file, is_online=False) as bob:
-            await bob.until(lambda bob: bob.of(Unsaved))
-            await asyncio.sleep(0.2)
-            make_room(file)
-            await bob.until(lambda bob: len(bob.texts) == 20)
-            assert len(bob.of(SavedAgain)) == 1
-            assert {each.state for each in bob.of(Connection)} <= {"catching_up", "online"}
-
-    run(scenario())
-
-
 def test_the_end_of_a_driver_says_if_the_last_changes_are_not_saved(file: ParticipantFile) -> None:
     async def scenario() -> None:
         driver = ParticipantDriver([NOWHERE], file, options=QUICK)
@@ -201,49 +149,6 @@ def test_a_send_whose_message_was_saved_at_the_end_returns_its_id(
         kind = asyncio.CancelledError if end == "cancel" else None
         await driver.__aexit__(kind, None, None)
         assert file.log("garden").frame(await sending) is not None
-
-    run(scenario())
-
-
-def test_a_leave_that_is_cancelled_on_a_full_disk_goes_on_and_the_channel_can_be_joined_again(
-    file: ParticipantFile,
-) -> None:
-    async def scenario() -> None:
-        async with ParticipantDriver([NOWHERE], file, options=QUICK) as driver:
-            channel = await driver.join("garden", "bob", SMALL)
-            fill(file)
-            sending = asyncio.create_task(channel.send(CONTENT))
-            await asyncio.sleep(0.05)
-            leaving = asyncio.create_task(channel.leave())
-            await asyncio.sleep(0.05)
-            assert not leaving.done()
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
-            assert leaving.cancelled()
-            joining = asyncio.create_task(driver.join("garden", "bob", SMALL))
-            await asyncio.sleep(0.05)
-            assert not joining.done(), "the log and the state would not match"
-            make_room(file)
-            channel = await joining
-            assert channel.participant.sent_state(await sending) is not None
-
-    run(scenario())
-
-
-def test_leaving_ends_with_the_driver(file: ParticipantFile) -> None:
-    async def scenario() -> None:
-        driver = ParticipantDriver([NOWHERE], file, options=QUICK)
-        await driver.__aenter__()
-        channel = await driver.join("garden", "bob", SMALL)
-        fill(file)
-        sending = asyncio.create_task(channel.send(CONTENT))
-        leaving = asyncio.create_task(channel.leave())
-        await asyncio.sleep(0.05)
-        with pytest.raises(DriverError, match="unsaved"):
-            await driver.__aexit__(None, None, None)
-        for each in (leaving, sending):
-            with pytest.raises(DriverError, match="unsaved"):
-                await each
 
     run(scenario())
 
@@ -376,26 +281,3 @@ def test_a_message_with_a_key_is_sent_once_also_over_a_crash(tmp_path: Path) -> 
     path = left.rename(tmp_path / "again.db")
     Path(f"{left}-wal").rename(f"{path}-wal")
     assert asyncio.run(sent(path, "order 2", "order 1", "order 3"))[:2] == first[::-1]
-
-
-def test_the_oldest_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "SENT_KEYS_MAX", 2)
-
-    async def scenario() -> None:
-        file = MemoryPersistence()
-        async with ParticipantDriver([NOWHERE], file, options=QUICK) as driver:
-            channel = await driver.join("garden", "ada", SMALL)
-            ids = [await channel.send(b"x", key=key) for key in ("a", "b", "c")]
-            assert await channel.send(b"x", key="b") == ids[1]
-            assert await channel.send(b"x", key="a") not in ids
-        async with ParticipantDriver([NOWHERE], file, options=QUICK) as driver:
-            channel = await driver.join("garden", "ada", SMALL)
-            assert await channel.send(b"x", key="c") == ids[2]
-            assert await channel.send(b"x", key="b") not in ids
-            with pytest.raises(KeyError):
-                channel.message("of nobody")
-            for wrong in ({"key": ""}, {"key": 5}, {"key": "a", "ephemeral": True}):
-                with pytest.raises(LocalProtocolError, match="bad_argument: key is "):
-                    await channel.send(b"x", **wrong)  # type: ignore[arg-type]
-
-    asyncio.run(scenario())

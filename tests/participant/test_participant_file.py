@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sdstore.participant import ParticipantFile, ParticipantFileError
-from sdstore.participant import file as file_module
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import Broadcast, Deliver, Effect, Save, Status
 from sdstore.sds.errors import LocalProtocolError
@@ -230,17 +229,6 @@ TestLogs = Logs.TestCase
 TestLogs.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-def test_a_superseded_message_is_served_to_nobody_before_the_next_save(
-    file: ParticipantFile,
-) -> None:
-    log = file.log(CHANNEL)
-    first, second = message_of("a", 2, b"first"), message_of("a", 2, b"second")
-    log.append(entry_of(first, 1))
-    file.save(CHANNEL, [save_of(progress=b"")])
-    log.append(LogEntry(second, encode(second), 2, supersedes=True))
-    assert log.frames([entry_digest(first), entry_digest(second)]).keys() == {entry_digest(second)}
-
-
 # --- faults --------------------------------------------------------------------------------------
 
 
@@ -354,41 +342,6 @@ def test_a_file_that_cannot_be_written_is_an_error_and_keeps_what_it_had(
         assert (len(again.log(CHANNEL)), again.state(CHANNEL)) == (0, {})
 
 
-def test_another_connection_that_writes_delays_a_save_and_then_fails_it(
-    path: Path, file: ParticipantFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file.log(CHANNEL).append(entry_of(message_of("a"), 1))
-    file._database.raw.execute("PRAGMA busy_timeout = 20")
-    with sqlite3.connect(path, isolation_level=None) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(ParticipantFileError) as refused:
-            file.save(CHANNEL)
-        assert refused.value.code == "busy"
-        other.execute("ROLLBACK")
-    other.close()
-    file.save(CHANNEL)
-
-
-def test_too_much_without_a_save_ends_the_use_of_the_file(
-    path: Path, file: ParticipantFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_module, "UNSAVED_BYTES_MAX", 3_000)
-    log = file.log(CHANNEL)
-    log.append(entry_of(message_of("a", 1, b"x" * 2_000), 1))
-    file.save(CHANNEL, [save_of(progress=b"1")])
-    log.append(entry_of(message_of("b", 1, b"x" * 2_000), 2))
-    with pytest.raises(ParticipantFileError) as refused:
-        log.append(entry_of(message_of("c", 1, b"x" * 2_000), 3))
-    assert refused.value.code == "unsaved_full"
-    with pytest.raises(ParticipantFileError, match="unsaved_full"):
-        file.save(CHANNEL, [save_of(progress=b"3")])
-    with pytest.raises(ParticipantFileError, match="unsaved_full"):
-        log.append(entry_of(message_of("d"), 4))
-    file.close()
-    with ParticipantFile(path) as again:
-        assert (len(again.log(CHANNEL)), again.state(CHANNEL)) == (1, {"progress": b"1"})
-
-
 def test_a_file_that_was_deleted_is_not_written_in_vain(path: Path, file: ParticipantFile) -> None:
     file.log(CHANNEL).append(entry_of(message_of("a"), 1))
     path.unlink()
@@ -396,26 +349,6 @@ def test_a_file_that_was_deleted_is_not_written_in_vain(path: Path, file: Partic
         with pytest.raises(ParticipantFileError) as refused:
             file.save(CHANNEL)
         assert refused.value.code == "file_gone"
-
-
-def test_a_closed_file_says_so(path: Path) -> None:
-    with ParticipantFile(path) as file:
-        log = file.log(CHANNEL)
-    for use in (
-        lambda: log.contains("a"),
-        lambda: log.append(entry_of(message_of("a"))),
-        lambda: log.staged(1),
-        lambda: file.save(CHANNEL, [save_of(progress=b"1")]),
-        lambda: file.log("another"),
-        file.channels,
-    ):
-        with pytest.raises(ParticipantFileError) as refused:
-            use()
-        assert refused.value.code == "closed"
-
-
-def test_a_directory_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    assert code_of(tmp_path / "nowhere" / "chat.db") == "unavailable"
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -449,14 +382,6 @@ def test_order_and_deliveries_span_what_is_saved_and_what_is_not(file: Participa
     assert [each.number for each in log.deliveries(2, 9)] == [3, 4]
 
 
-def test_ids_that_no_message_can_have_are_not_there(file: ParticipantFile) -> None:
-    log = file.log(CHANNEL)
-    for message_id in ("\0", "a\0", "\ud800", ""):
-        assert not log.contains(message_id)
-        assert log.frame(message_id) is None
-        assert log.digests([message_id]) == {}
-
-
 def test_a_save_over_several_channels_is_one_transaction(path: Path, file: ParticipantFile) -> None:
     writes = []
     file._database.raw.set_trace_callback(
@@ -472,38 +397,6 @@ def test_a_save_over_several_channels_is_one_transaction(path: Path, file: Parti
     assert (file.state("a"), file.state("b")) == ({"progress": b"a"}, {"progress": b"b"})
 
 
-def test_rows_are_found_by_their_index_whatever_sqlite_guesses(file: ParticipantFile) -> None:
-    log = file.log(CHANNEL)
-    log.append(entry_of(message_of("a"), 1))
-    log.stage([staged_of(message_of("b"))], [Noted(1, b"n" * 32)])
-    file.save(CHANNEL)
-    log.frames([b"d" * 32])  # makes the index of digests
-    raw, seen = file._database.raw, set[str]()
-    raw.set_trace_callback(seen.add)
-    log.contains("c")
-    log.frame("a")
-    log.unstage(["d"])
-    log.newest(1_000, 5)
-    log.deliveries(0, 9)
-    log.staged(9)
-    log.digests(["a", "e"])
-    log.frames([b"d" * 32])
-    list(log.elements())
-    log.stage([], [Noted(1, b"m" * 32)])
-    raw.set_trace_callback(None)
-    statements = [
-        each
-        for each in seen
-        if (each.startswith("SELECT") and "json_each" in each) or "WHERE" in each
-    ]
-    assert len(statements) >= 12
-    for statement in statements:
-        plan = [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {statement}")]
-        steps = [each for each in plan if not each.startswith("SCAN json_each")]
-        assert not any("SCAN" in step or "TEMP B-TREE" in step for step in steps), (statement, plan)
-        assert not any("(channel_no=?)" in step for step in steps), (statement, plan)
-
-
 def frames_with_filters(count: int) -> list[Message]:
     """A conversation whose filters gain ten bits a message, from two senders with other filters."""
     random = Random(count)
@@ -516,23 +409,6 @@ def frames_with_filters(count: int) -> list[Message]:
         content = random.randbytes(random.randrange(1, 200))
         messages.append(message_of(f"m{n}", n, content, bloom_filter=bytes(bloom)))
     return messages
-
-
-def test_large_filters_cost_little_and_frames_stay_the_same_bytes(path: Path) -> None:
-    messages = frames_with_filters(400)
-    for start in range(0, 400, 100):  # references outlive the file's being open
-        with ParticipantFile(path) as file:
-            log = file.log(CHANNEL)
-            for n in range(start, start + 100):
-                log.append(entry_of(messages[n], n + 1))
-                if n % 7 == 0:
-                    file.save(CHANNEL)
-            file.save(CHANNEL)
-    size = path.stat().st_size
-    assert size < 400 * 2_500  # 19 kB each as they are
-    with ParticipantFile(path) as file:
-        found = [each.frame for each in file.log(CHANNEL).deliveries(0, 1_000)]
-        assert found == [encode(each) for each in messages]
 
 
 def test_a_reference_of_a_failed_save_is_not_used_by_the_next(
@@ -652,16 +528,6 @@ def test_confirm_and_save_keep_to_their_transactions(file: ParticipantFile) -> N
         connection.commit()
 
 
-def test_a_file_named_like_a_database_in_memory_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with ParticipantFile(":memory:") as file:
-        file.log(CHANNEL)
-    with ParticipantFile(":memory:") as file:
-        assert file.channels() == [CHANNEL]
-
-
 def test_a_file_that_cannot_be_opened_is_refused_with_advice_that_helps(tmp_path: Path) -> None:
     with pytest.raises(ParticipantFileError, match="does its folder exist"):
         ParticipantFile(tmp_path / "nowhere" / "chat.db")
@@ -684,24 +550,6 @@ def test_a_staged_message_that_waited_is_logged_with_its_frame(path: Path) -> No
         log = file.log(CHANNEL)
         assert [each.message.message_id for each in log.deliveries(0, 9)] == ["m1", "m2"]
         assert log.frame("m2") == encode(effect)
-
-
-def test_deliveries_of_large_messages_are_read_some_at_a_time(
-    file: ParticipantFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_module, "ROWS_PER_READ", 2)
-    monkeypatch.setattr(file_module, "READ_BYTES_MAX", 25_000)
-    log = file.log(CHANNEL)
-    for n in range(1, 11):
-        log.append(entry_of(message_of(f"m{n}", n, b"x" * 10_000), n))
-        if n == 8:
-            file.save(CHANNEL)
-    found = []
-    while some := log.deliveries(len(found), 100):
-        assert len(some) <= 4
-        found += some
-    assert [each.number for each in found] == list(range(1, 11))
-    assert [each.number for each in log.deliveries(6, 3)] == [7, 8, 9]
 
 
 def test_a_check_names_what_the_log_relies_on(path: Path) -> None:

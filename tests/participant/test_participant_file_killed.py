@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
 from pathlib import Path
@@ -172,14 +171,6 @@ def test_a_program_that_is_killed_loses_nothing_and_handles_nothing_twice(tmp_pa
     assert delivered
 
 
-@pytest.mark.soak
-def test_a_program_that_is_killed_for_minutes_loses_nothing(tmp_path: Path) -> None:
-    minutes = float(os.environ.get("SOAK_MINUTES", "60")) / 20
-    seed = time.time_ns() % 2**32
-    print(f"SDSTORE_SEED={seed}")
-    kill_and_check(tmp_path / "chat.db", minutes * 60, seed)
-
-
 def state_of(path: Path) -> tuple[object, ...]:
     """What the file holds for the channel, as a restart finds it."""
     with ParticipantFile(path) as file:
@@ -273,42 +264,3 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
         os.close(reading)
         os.close(writing)
     ParticipantFile(path).close()
-
-
-def test_a_disk_that_fails_ends_the_use_of_the_file_until_it_is_opened_anew(tmp_path: Path) -> None:
-    """Files of the child cannot grow beyond a size: SQLite sees a fault of the disk, not a full one."""
-    path = tmp_path / "chat.db"
-    frames = conversation()[:200]
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            file = ParticipantFile(path)
-            ada = file.participant(CHANNEL, "ada")
-            file.save(CHANNEL, ada.receive(frames[0], 5_000))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-            codes = []
-            for frame in frames[1:]:
-                try:
-                    file.save(CHANNEL, ada.receive(frame, 5_000))
-                except ParticipantFileError as error:
-                    codes.append(error.code)
-                    if len(codes) == 3:
-                        break
-            resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
-            status = 0 if codes == ["unavailable"] * 3 else 2
-        except ValueError:  # the limit cannot be raised again, which is fine
-            status = 0 if codes == ["unavailable"] * 3 else 2
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    with ParticipantFile(path) as file:
-        assert file._database.raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        delivered = file.log(CHANNEL).deliveries(0, 1_000)
-        assert [each.frame for each in delivered] == frames[: len(delivered)]
-        ada = file.participant(CHANNEL, "ada")
-        for frame in frames:
-            file.save(CHANNEL, ada.receive(frame, 6_000))
-        assert len(file.log(CHANNEL)) == 200

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import trustme
 
 from app.access.callers import Scope
 from app.access.operator import token_for
-from app.access.tokens import HOLDS_AFTER_S, TokenFile
+from app.access.tokens import TokenFile
 from sdstore.client import StoreClient
 from sdstore.sds.model import Message
-from tests.support.cli import Result, cli, process
+from tests.support.cli import Result, cli
 from tests.support.server import running_node
 from tests.support.store_process import StoreProcess
 
@@ -94,41 +92,6 @@ def ids(node: StoreProcess) -> set[str]:
         return {each.message.message_id for name in channels for each in client.messages(name)}
 
 
-def test_nodes_federate_over_tls_with_a_token_and_not_without(
-    tmp_path: Path, ca: Path, guarded: StoreProcess
-) -> None:
-    token_file = tmp_path / "token"
-    token_id = write_token(guarded, token_file, Scope.READ, Scope.SYNC, prefixes=["/a/"])
-    node = StoreProcess(
-        tmp_path / "node",
-        *("--peer-ca", ca / "ca.pem", "--peer", guarded.url, "--sync-interval", 3_600),
-        *("--peer-token-file", f"{guarded.url}={tmp_path / 'other'}"),
-    )
-    node.start()
-    try:
-        # A file that is not there: the fault is this node's, and it says so.
-        missing = synced(node, guarded)
-        assert (missing.code, "token file" in missing.out) == (6, True)
-        (tmp_path / "other").write_text("sds_a_b")
-        wrong = synced(node, guarded)
-        assert (wrong.code, "401" in wrong.out) == (4, True)
-        assert ids(node) == set()
-        (tmp_path / "other").write_text(token_file.read_text())
-        good = synced(node, guarded)
-        assert good.code == 0, good.out + good.err
-        assert ids(node) == {"m"}  # the token covers no other channel
-        TokenFile(guarded.data_dir / "tokens.json").revoke(token_id)
-        time.sleep(HOLDS_AFTER_S)
-        refused = synced(node, guarded)
-        assert (refused.code, "401" in refused.out) == (4, True)
-        (peer,) = cli("peers", "list", "--node", node.url, "--json").lines
-        assert (peer["state"], peer["code"]) == ("refused", "forbidden")
-        for shown in (json.dumps(peer), good.out, refused.out):
-            assert token_file.read_text().strip().split("_")[2] not in shown
-    finally:
-        node.end(signal.SIGTERM)
-
-
 def test_a_peer_is_added_with_its_token_which_survives_a_restart_and_is_not_shown(
     tmp_path: Path, ca: Path, guarded: StoreProcess
 ) -> None:
@@ -187,27 +150,6 @@ def test_a_file_of_cas_that_was_replaced_holds_for_the_next_session(
         assert ended(old + new) == ("in_sync", "")
         assert ended(new) == ("in_sync", "")
         assert ended(old) == ("peer_fault", "peer_unreachable")
-
-
-def test_https_is_served_to_clients_that_know_the_ca_and_http_is_not(
-    tmp_path: Path, ca: Path, guarded: StoreProcess
-) -> None:
-    write_token(guarded, tmp_path / "token", Scope.READ)
-    reading = access(ca, tmp_path / "token")
-    assert cli(*reading, "wait", "--node", guarded.url).code == 0
-    assert cli(*reading, "get", "m", "--node", guarded.url).code == 0
-    # The same through the environment.
-    environment = {
-        "SDSTORE_CLIENT_TOKEN_FILE": str(tmp_path / "token"),
-        "SDSTORE_CLIENT_CA_FILE": str(ca / "ca.pem"),
-    }
-    assert process("channels", "--node", guarded.url, **environment).code == 0
-    for verb in ("get m", "wait --timeout 0", "tail c", f"backfill c --into {tmp_path / 'file'}"):
-        without = cli("--token-file", tmp_path / "token", *verb.split(), "--node", guarded.url)
-        assert (without.code, "certificate is not trusted" in without.err) == (6, True), verb
-        assert "--ca-file FILE" in without.err, verb
-    with pytest.raises(httpx.TransportError):
-        httpx.get(guarded.url.replace("https:", "http:") + "/livez", trust_env=False)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two tokens", b"\xff"])

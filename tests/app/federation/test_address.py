@@ -144,19 +144,6 @@ def test_private_addresses_depend_on_the_operator(address: str) -> None:
     assert not is_allowed(ip_address(address), private_allowed=False)
 
 
-def test_public_addresses_are_allowed() -> None:
-    edges = (
-        "9.255.255.255",
-        "11.0.0.0",
-        "172.32.0.0",
-        "100.128.0.0",
-        "192.0.1.0",
-        "223.255.255.255",
-    )
-    for address in (*edges, "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::101:101", "2001:200::1"):
-        assert is_allowed(ip_address(address), private_allowed=False)
-
-
 def test_the_same_peer_has_one_url() -> None:
     forms = ["http://Example.org", "http://example.org/", " http://example.org:80 "]
     assert len({str(parse_peer_url(form)) for form in forms}) == 1

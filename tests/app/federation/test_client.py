@@ -115,24 +115,6 @@ def test_an_open_connection_does_not_outlive_the_check_of_the_address(
     assert accepted == 1
 
 
-def test_a_connection_is_not_shared_between_two_names_of_one_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def resolved(_: Any, __: str, port: int, **___: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-
-    async def scenario() -> int:
-        clients = PeerClients()
-        async with a_peer() as peer:
-            monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolved)
-            for name in ("one.example", "two.example", "one.example"):
-                await one_session(clients, f"http://{name}:{peer.port}")
-            await clients.close()
-            return peer.accepted
-
-    assert asyncio.run(scenario()) == 2
-
-
 @pytest.mark.parametrize(("name", "value"), [("PEERS_KEPT_MAX", 2), ("IDLE_S", 0.0)])
 def test_connections_beyond_the_bound_or_too_long_unused_are_closed(
     name: str, value: float, monkeypatch: pytest.MonkeyPatch
@@ -152,56 +134,6 @@ def test_connections_beyond_the_bound_or_too_long_unused_are_closed(
     count, accepted = asyncio.run(scenario())
     assert count <= 2
     assert accepted == 2  # the first one's connection was closed
-
-
-def test_a_connection_that_was_idle_for_too_long_is_not_used_by_a_session_that_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kept, "IDLE_S", 0.3)
-
-    async def scenario() -> list[int]:
-        accepted, clients = [], PeerClients()
-        async with (
-            a_peer() as peer,
-            open_http_transport(
-                httpx.URL(f"http://127.0.0.1:{peer.port}"),
-                DEFAULT_LIMITS,
-                private_allowed=True,
-                clients=clients,
-            ) as transport,
-        ):
-            for pause_s in (0.0, 0.0, 0.5):
-                await asyncio.sleep(pause_s)
-                await transport.recon(b"")
-                accepted.append(peer.accepted)
-        await clients.close()
-        return accepted
-
-    assert asyncio.run(scenario()) == [1, 1, 2]
-
-
-def test_no_more_idle_connections_to_a_peer_are_kept_than_a_session_uses() -> None:
-    async def scenario() -> int:
-        clients = PeerClients()
-        async with a_peer() as peer:
-            async with open_http_transport(
-                httpx.URL(f"http://127.0.0.1:{peer.port}"),
-                DEFAULT_LIMITS,
-                private_allowed=True,
-                clients=clients,
-            ) as transport:
-                await asyncio.gather(*(transport.recon(b"") for _ in range(7)))
-            assert peer.accepted == 7
-            # The peer hears of the others' ends a moment later.
-            for _ in range(500):
-                still_open = sum(not each.is_closing() for each in peer.writers)
-                if still_open <= 4:
-                    break
-                await asyncio.sleep(0.01)
-            await clients.close()
-            return still_open
-
-    assert asyncio.run(scenario()) == 4
 
 
 # --- answers of any server -----------------------------------------------------------------------
@@ -368,16 +300,6 @@ def test_a_call_that_was_cancelled_leaves_no_answer_to_the_next_one() -> None:
         return answer
 
     assert asyncio.run(scenario()) == b"news"
-
-
-def test_a_request_names_the_path_the_host_and_the_token() -> None:
-    script = Script([HEAD + b"content-length: 0\r\n\r\n"])
-    asyncio.run(talk(script, token="a-token"))
-    first, *lines = script.requests[0].split(b"\r\n")
-    lines = [line.lower() for line in lines]
-    assert first == b"POST /base/v1/recon HTTP/1.1"
-    assert b"authorization: bearer a-token" in lines
-    assert [line for line in lines if line.startswith(b"host: 127.0.0.1:")]
 
 
 def test_a_token_cannot_add_a_line_to_a_request() -> None:

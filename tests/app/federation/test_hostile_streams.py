@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, repeat
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import zstandard
 
-from app.federation.links import PARSED_PIECE_BYTES, Link
-from app.server.limits import DEFAULT_LIMITS
-from sdstore.sync.report import SyncError
 from tests.support.attacked import Attacked, attacked_node, eventually
 
 WINDOW_S = 3.0
@@ -27,7 +21,6 @@ GET_S_MAX = 0.25
 CORES_MAX = 0.4
 """A tenth of a core for each link, and what the node and its honest callers need anyway."""
 
-PARSING_SHARE_MAX = 0.1
 
 TRIES = 3
 """Of which the best counts: in the others the machine may be busy."""
@@ -125,34 +118,3 @@ def test_no_stream_of_a_peer_keeps_a_caller_waiting_or_takes_a_core(
         if wait_s < GET_S_MAX and cores < CORES_MAX:
             return
     raise AssertionError(f"seconds of the longest GET, cores, MiB: {figures}")
-
-
-def test_the_parsing_of_a_stream_takes_its_share_of_a_core_whatever_else_the_machine_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By clocks of its own: on a busy machine no process gets a core."""
-    now_s, parsed_s = 0.0, 0.0
-
-    def thread_time() -> float:
-        nonlocal parsed_s
-        parsed_s += 0.005  # it is read before and after each piece
-        return parsed_s
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for _ in range(80):
-            yield b"\n" * PARSED_PIECE_BYTES
-
-    clocks = SimpleNamespace(monotonic=lambda: now_s, thread_time=thread_time)
-    monkeypatch.setattr("app.federation.links.time", clocks)
-    monkeypatch.setattr("app.federation.links.asyncio", SimpleNamespace(sleep=sleep))
-    response: Any = SimpleNamespace(headers={}, aiter_raw=pieces)
-    unused: Any = None
-    link = Link(unused, unused, unused, DEFAULT_LIMITS, "")
-    with pytest.raises(SyncError, match="the stream ended"):
-        asyncio.run(link._receive(response, unused))
-    # 80 pieces of 5 ms; a share of one second can be used at once.
-    assert now_s >= 0.4 / PARSING_SHARE_MAX - 1

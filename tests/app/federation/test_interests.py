@@ -17,7 +17,7 @@ from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from recon.elements import order_of_lamport
 from recon.limits import INTEREST_NAMES_MAX
-from recon.session import Interest, SessionKey
+from recon.session import Interest
 from sdstore.sync.report import SyncCode, SyncError, SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
@@ -226,25 +226,6 @@ def test_a_push_of_an_unwanted_channel_is_set_aside_and_a_publication_of_it_is_t
     run(scenario())
 
 
-def test_a_lamport_window_bounds_both_ways_and_contains_its_lower_end_only(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await one.interests.set(channels("a", lamport_from=10, lamport_to=20))
-            await publish(one, [message(n, "a") for n in (9, 19, 20)])
-            await publish(two, [message(n, "a") for n in (8, 10, 21)])
-            memory, peer = Remembered(), InProcessPeer(two)
-            assert (await sync(one, peer, memory)).proved
-            assert await held(one) == {"m9", "m19", "m20", "m10"}
-            assert await held(two) == {"m8", "m10", "m21", "m19"}
-            assert await one.index.outside(one.interests.current) == (0, 2)
-            await one.interests.set(channels("a", lamport_from=9))
-            assert (await sync(one, peer, memory)).proved
-            assert await held(one) == {"m9", "m19", "m20", "m10", "m21"}
-            assert await held(two) == {"m8", "m10", "m21", "m19", "m9", "m20"}
-
-    run(scenario())
-
-
 def test_an_interest_is_kept_and_wins_over_the_settings_until_it_is_reset(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {"channels": ["a"]}) as (node,):
@@ -285,53 +266,6 @@ def test_processes_over_one_database_know_a_change_within_a_second(
             assert interests_module.LOOK_S < 1
 
     run(scenario())
-
-
-def test_a_process_that_cannot_read_the_interest_keeps_the_last_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(interests_module, "LOOK_S", 0.01)
-    monkeypatch.setattr("app.server.supervisor.OUTAGE_PAUSE_S", 0.01)
-    caplog.set_level("DEBUG", "app.server.supervisor")
-
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}) as (node,):
-            await node.interests.set(channels("a"))
-            kept = await node.store.kept_interest()
-            has_failed = asyncio.Event()
-
-            async def away() -> bytes:
-                has_failed.set()
-                raise Problem(Code.STORE_UNAVAILABLE, "away")
-
-            for damaged in (
-                b"{}",
-                b"\xff",
-                b"[]",
-                b'{"interest": "ff", "set_at_ms": 1}',
-                b"null",
-                b"[" * 100_000,
-            ):
-                await node.committer.call(lambda row=damaged: node.store.keep_interest(row))
-                await node.interests.look()
-                assert node.interests.current == channels("a"), damaged
-            with monkeypatch.context() as patched:
-                patched.setattr(node.store, "kept_interest", away)
-                for _ in range(2):  # the second look begins when the first one has ended
-                    has_failed.clear()
-                    await has_failed.wait()
-                assert node.interests.current == channels("a")
-            await node.committer.call(lambda: node.store.keep_interest(None))
-            await node.interests.look()
-            assert node.interests.current == EVERYTHING
-            await node.committer.call(lambda: node.store.keep_interest(kept))
-            await node.interests.look()
-            assert node.interests.current == channels("a")
-
-    run(scenario())
-    texts = [record.getMessage() for record in caplog.records]
-    assert sum("'interests' failed and will be restarted" in text for text in texts) == 1
-    assert sum("is damaged, so it stays" in text for text in texts) >= 5
 
 
 def test_interests_have_bounds(tmp_path: Path) -> None:
@@ -434,30 +368,3 @@ async def changing_world(seed: int, one: Node, two: Node, sessions: int = 10) ->
             for node in (one, two)
         ]
         assert mine == theirs, (seed, number, mutual)
-
-
-def test_what_is_not_shared_costs_a_session_nothing(tmp_path: Path) -> None:
-    """About the same bytes and requests, and the same hashed elements, whatever else the peer has."""
-
-    async def scenario() -> None:
-        costs = []
-        for foreign in (0, 3_000):
-            folder = tmp_path / str(foreign)
-            async with open_nodes(folder, {"channels": ["a"]}, {}) as (one, two):
-                await publish(two, [message(n, f"foreign {n % 30}") for n in range(foreign)])
-                await publish(one, [message(n, "a") for n in range(50)])
-                await publish(two, [message(n, "a") for n in range(25, 80)])
-                peer, memory = InProcessPeer(two), Remembered()
-                reports = [await sync(one, peer, memory) for _ in range(2)]
-                assert all(report.proved for report in reports)
-                key = SessionKey(bytes(16))
-                hashed = two.index.elements_to_hash(key, one.interests.current)
-                bytes_moved = sum(r.bytes_up + r.bytes_down for r in reports)
-                costs.append((bytes_moved, [r.requests for r in reports], hashed))
-        (bare, others, same), (beside, more, hashed) = costs
-        assert hashed == same
-        # Keys differ, and with them the cuts of one session from those of another.
-        assert abs(sum(more) - sum(others)) <= 2
-        assert abs(beside - bare) <= 0.3 * bare
-
-    run(scenario())

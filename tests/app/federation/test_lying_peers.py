@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import sdstore.sync.comparison as comparison_module
-import sdstore.sync.content as content_module
 from app.errors import Code, Problem
 from app.server.node import Node
 from recon.elements import Bound, bound_bytes, order_of_lamport
@@ -310,14 +309,6 @@ def test_a_liar_is_found_out_and_leaves_no_trace(tmp_path: Path, liar: Mangle) -
     run(scenario())
 
 
-def test_a_peer_that_is_busy_leaves_the_sync_unfinished(tmp_path: Path) -> None:
-    def busy(_: ReconRequest, __: ReconResponse) -> ReconResponse:
-        return ReconResponse(status=recon_pb2.BUSY, version=PROTOCOL_VERSION, retry_after_s=9)
-
-    report = _sync_with(tmp_path, busy)
-    assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
-
-
 def test_a_peer_that_refuses_us_is_told_from_one_that_is_at_fault(tmp_path: Path) -> None:
     def refuses(_: ReconRequest, __: ReconResponse) -> ReconResponse:
         return ReconResponse(status=recon_pb2.REFUSED, version=PROTOCOL_VERSION)
@@ -360,20 +351,6 @@ def test_a_peer_of_another_version_is_no_liar(tmp_path: Path, contacts: int) -> 
     assert (report.outcome, report.code) == (SyncOutcome.REFUSED, Code.PEER_VERSION)
 
 
-def test_a_peer_that_never_examines_what_it_is_sent_does_not_hold_us(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(content_module, "PATIENCE_STEP_S", 0.001)
-
-    def postpones(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-        outcomes = [recon_pb2.NOT_EXAMINED] * len(response.push_outcomes)
-        response.push_outcomes[:] = outcomes
-        return response
-
-    report = _sync_with(tmp_path, postpones)
-    assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
-
-
 def test_a_peer_that_dies_half_way_costs_only_the_rest(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}, {}) as (one, two):
@@ -400,21 +377,6 @@ def test_garbage_is_a_fault_of_the_peer(tmp_path: Path, garbage: bytes) -> None:
             report = await sync_with_peer(
                 local_of(one), _Garbage(one, garbage), one.interests.current
             )
-            assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
-
-    run(scenario())
-
-
-def test_an_interest_that_is_garbage_is_a_fault_of_the_peer(tmp_path: Path) -> None:
-    class Peer(InProcessPeer):
-        async def recon(self, request: bytes) -> bytes:
-            response = ReconResponse.FromString(await super().recon(request))
-            response.interest = b"\xff\xff"
-            return response.SerializeToString()
-
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}) as (one,):
-            report = await sync_with_peer(local_of(one), Peer(one), one.interests.current)
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
 
     run(scenario())

@@ -6,17 +6,12 @@ import shutil
 import sqlite3
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from app.access.operator import token_for
 from app.server.node import Node
 from recon.session import Interest
-from sdstore.client import StoreClient
 from sdstore.sync.report import SyncOutcome, SyncReport
-from sdstore.wire.recon_pb2 import ReconRequest
-from tests.app.federation.test_over_http import finished
 from tests.support.federation import (
     InProcessPeer,
     Remembered,
@@ -28,7 +23,6 @@ from tests.support.federation import (
     run,
     sync_with_peer,
 )
-from tests.support.server import running_node
 
 SEED = 20_261_122
 
@@ -122,67 +116,6 @@ def test_a_database_put_back_leads_to_a_whole_session(tmp_path: Path, side: int)
     run(scenario())
 
 
-def test_another_policy_or_interest_of_the_peer_ends_a_mark(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        memory = Remembered()
-        for number, channels in enumerate([["a"], ["a", "b"], ["b"]]):
-            settings: list[dict[str, object]] = [{}, {"channels": channels}]
-            async with open_nodes(tmp_path, *settings) as (one, two):
-                await publish(one, [message(number, "a"), message(number, "b")])
-                peer = InProcessPeer(two)
-                report = await sync(one, peer, memory)
-                assert report.outcome is SyncOutcome.IN_SYNC
-                assert not was_over_news(peer)
-                mine = {k for k in await holdings(one) if k[0] in channels}
-                assert mine <= set(await holdings(two))
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("meanwhile", ["nothing", "an arrival", "a new index", "a new interest"])
-@pytest.mark.parametrize("own_news", [0, 1])  # with own news the fetch has short ids
-def test_the_fetch_after_the_first_answer_reads_the_news_again_only_if_they_can_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str, own_news: int
-) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            memory, readings = Remembered(), []
-            await sync(one, InProcessPeer(two), memory)
-            await publish(one, [message(n) for n in range(own_news)])
-            await publish(two, [message(5)])
-            right = two.recon._replica.marks.between
-
-            async def between(*arguments: Any) -> Any:
-                readings.append(arguments)
-                return await right(*arguments)
-
-            class Slow(InProcessPeer):
-                async def recon(self, request: bytes) -> bytes:
-                    answer = await super().recon(request)
-                    if len(self.requests) == 1 and meanwhile == "an arrival":
-                        await publish(two, [message(6)])
-                    elif len(self.requests) == 1 and meanwhile == "a new index":
-                        two.index._begin()
-                        await two.index.catch_up()
-                    elif len(self.requests) == 1 and meanwhile == "a new interest":
-                        await two.interests.set(Interest.make(channels=["c"]))
-                    return answer
-
-            monkeypatch.setattr(two.recon._replica.marks, "between", between)
-            peer = Slow(two)
-            report = await sync(one, peer, memory)
-            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-            # What arrives before the peer's acknowledgement is confirmed comes with the confirmation.
-            assert report.entries_received == 1 + (own_news and meanwhile == "an arrival")
-            assert was_over_news(peer) is (meanwhile != "a new interest")
-            again = {"nothing": 1, "an arrival": 1, "a new index": 2}
-            assert len(readings) == again.get(meanwhile, len(readings) - own_news) + own_news
-            await sync(one, InProcessPeer(two), memory)
-            assert await holdings(one) == await holdings(two)
-
-    run(scenario())
-
-
 def test_no_random_world_of_two_nodes_loses_anything(tmp_path: Path) -> None:
     """Third parties bring entries, variants and claims to both sides, between and during sessions."""
 
@@ -239,45 +172,6 @@ async def random_world(seed: int, one: Node, two: Node, sessions: int = 8) -> No
     assert news_count >= sessions // 2, (seed, news_count)
 
 
-def test_ten_thousand_arrivals_during_a_session_neither_stop_nor_hide_anything(
-    tmp_path: Path,
-) -> None:
-    """Scaled down to a thousand on each side, and with a bound of marks that this passes."""
-
-    class Busy(InProcessPeer):
-        number = 10_000
-
-        async def recon(self, request: bytes) -> bytes:
-            answer = await super().recon(request)
-            if ReconRequest.FromString(request).total and self.number < 11_000:
-                for node in (one, two):
-                    start, self.number = self.number, self.number + 1_000
-                    await publish(node, [message(n) for n in range(start, start + 1_000)])
-            return answer
-
-    one: Node
-    two: Node
-
-    async def scenario() -> None:
-        nonlocal one, two
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await publish(one, [message(n) for n in range(300)])
-            await publish(two, [message(n) for n in range(200, 500)])
-            memory = Remembered()
-            report = await sync(one, Busy(two), memory)
-            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-            held = [{key[1] for key in await holdings(node)} for node in (one, two)]
-            assert {f"m{n}" for n in range(500)} <= held[0] & held[1]
-            peer = InProcessPeer(two)
-            report = await sync(one, peer, memory)
-            assert (report.proved, was_over_news(peer)) == (True, True)
-            # The peer's own came when the first session confirmed what it had sent.
-            assert (report.entries_received, report.entries_sent) == (0, 1_000)
-            assert await holdings(one) == await holdings(two)
-
-    run(scenario())
-
-
 def test_a_row_that_the_database_lost_is_found_by_the_next_session_after_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -303,22 +197,3 @@ def test_a_row_that_the_database_lost_is_found_by_the_next_session_after_a_resta
             assert await holdings(two) == held
 
     run(scenario())
-
-
-def test_two_nodes_exchange_news_over_http(tmp_path: Path) -> None:
-    with (
-        running_node(tmp_path / "one") as one,
-        running_node(tmp_path / "two") as two,
-        StoreClient(one.url, token=token_for(one.url)) as client,
-    ):
-        for n in range(30):
-            two.publish(message(n))
-        assert finished(client, client.start_sync(two.url).id)["proved"]
-        for n in range(10):
-            one.publish(message(100 + n))
-            two.publish(message(200 + n))
-        report = finished(client, client.start_sync(two.url).id)
-        assert (report["outcome"], report["proved"], report["requests"]) == ("in_sync", True, 3)
-        assert (report["entries_received"], report["entries_sent"]) == (10, 10)
-        report = finished(client, client.start_sync(two.url).id)
-        assert (report["requests"], report["proved"], report["elements"]) == (1, True, 50)

@@ -20,9 +20,8 @@ from sdstore.client.records import PublishItem
 from sdstore.client.transport import HttpTransport, HttpxCalls
 from sdstore.sds.codec import encode
 from sdstore.sync.report import SyncError
-from tests.support.cli import http_server
 from tests.support.federation import message
-from tests.support.server import RunningNode, running_node
+from tests.support.server import running_node
 
 WAIT_SECONDS_MAX = 60
 examples = count()
@@ -98,73 +97,12 @@ def finished(client: StoreClient, sync_id: str) -> dict[str, Any]:
     return report
 
 
-def entries_received(node: RunningNode) -> int:
-    """By all sessions of a node that have ended."""
-    reports = [each["report"] for each in node.http.get("/v1/syncs").json()["syncs"]]
-    return sum(each["entries_received"] for each in reports if each)
-
-
 def until(condition: Callable[[], bool]) -> None:
     """Wait until it holds."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def peers_of(node: RunningNode) -> dict[str, dict[str, Any]]:
-    """Documents of a node's peers by URL."""
-    return {each["url"]: each for each in node.http.get("/v1/peers").json()["peers"]}
-
-
-def test_a_dead_and_a_lying_peer_delay_nobody(tmp_path: Path) -> None:
-    with (
-        http_server(200, b"no store") as liar,
-        running_node(tmp_path / "healthy") as healthy,
-        running_node(
-            tmp_path / "node",
-            peers=["http://127.0.0.1:9", liar, healthy.url],
-            sync_interval_s=0.1,
-        ) as node,
-    ):
-        for number in range(3):  # each message needs a later sync than the one before
-            healthy.publish(message(number))
-            until(lambda number=number: node.http.get(f"/v1/messages/m{number}").is_success)
-        until(lambda: peers_of(node)["http://127.0.0.1:9"]["failures"] > 1)
-        expected = {"http://127.0.0.1:9": "unreachable", liar: "failing", healthy.url: "healthy"}
-        # A message is here before the session that brought it has ended.
-        until(lambda: {url: peer["state"] for url, peer in peers_of(node).items()} == expected)
-
-
-def test_the_pauses_before_a_failing_peer_grow(tmp_path: Path) -> None:
-    dead = "http://127.0.0.1:9"
-    with running_node(tmp_path, peers=[dead], sync_interval_s=0.1) as node:
-        until(lambda: peers_of(node)[dead]["failures"] >= 4)
-        next_sync_at_ms = peers_of(node)[dead]["next_sync_at_ms"]
-        assert next_sync_at_ms - time.time() * 1000 > 800  # 0.1 s × 2^4, less what has passed
-
-
-def test_peers_are_added_synced_and_removed_by_the_operator(tmp_path: Path) -> None:
-    with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
-        b.publish(message(1))
-        added = a.http.post("/v1/peers", json={"url": b.url})
-        assert added.status_code == 201
-        again = a.http.post("/v1/peers", json={"url": b.url + "/"})
-        assert (again.status_code, again.json()["id"]) == (200, added.json()["id"])
-        until(lambda: a.http.get("/v1/messages/m1").is_success)
-        peer = f"/v1/peers/{added.json()['id']}"
-        until(lambda: a.http.get(peer).json()["state"] == "healthy")
-        assert a.http.get(f"{peer}/status").json()["last_report"]["outcome"] == "in_sync"
-        b.publish(message(2))
-        started = a.http.post(f"{peer}/sync")
-        assert started.status_code == 202
-        with StoreClient(a.url, token=token_for(a.url)) as client:
-            assert finished(client, started.json()["id"])["outcome"] == "in_sync"
-        assert a.http.get("/v1/messages/m2").is_success
-        # A nudge may have started one more session, which then brought the message.
-        until(lambda: entries_received(a) == 2)
-        assert a.http.delete(peer).status_code == 204
-        assert a.http.get(peer).status_code == 404
 
 
 def test_a_node_that_others_can_reach_connects_to_no_private_address(tmp_path: Path) -> None:
@@ -190,16 +128,6 @@ def test_events_of_a_session_end_with_its_report(tmp_path: Path) -> None:
         *_, last = stream.strip().split("\n\n")
         assert "event: end" in last
         assert '"outcome":"in_sync"' in last
-
-
-def test_only_the_channels_asked_for_are_synced(tmp_path: Path) -> None:
-    with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
-        for channel in ("wanted", "other"):
-            b.publish(message(1, channel))
-        with StoreClient(a.url, token=token_for(a.url)) as client:
-            report = finished(client, client.start_sync(b.url, ["wanted"]).id)
-            assert report["entries_received"] == 1
-            assert [each.channel_id for each in client.channels()] == ["wanted"]
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,13 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from app.federation.peer import Peer, PeerState
-from app.federation.records import Records
-from sdstore.sync.memory import Aside
-from tests.support.federation import message, open_nodes, run
+from tests.support.federation import message
 from tests.support.server import AS_OPERATOR, RunningNode, running_node
 
 DEAD = "http://127.0.0.1:9"
@@ -149,42 +145,6 @@ def test_idle_sessions_cost_no_writes_and_are_not_kept(
         assert kept["outcome"] == "in_sync"
 
 
-def test_a_quiet_peer_is_written_now_and_again_a_large_memory_seldom_and_a_new_state_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 1_000.0
-    monkeypatch.setattr("app.federation.records._now_s", lambda: now_s)
-
-    async def scenario() -> None:
-        nonlocal now_s
-        async with open_nodes(tmp_path, {}) as (node,):
-            records = Records(node.store, node.committer)
-            peer = Peer("p", httpx.URL("http://p"))
-            await records.add(peer.row())
-            records.fences["p"] = 1
-            # Seconds since the last write, the state, the size of the memory if it changes, and if it is due.
-            for after_s, state, memory_bytes, is_due in [
-                (0.0, PeerState.NEW, None, True),
-                (9.9, PeerState.NEW, None, False),
-                (10.1, PeerState.NEW, 2_000_000, True),
-                (19.9, PeerState.NEW, None, False),
-                (0.1, PeerState.FAILING, None, True),
-                (19.9, PeerState.FAILING, None, False),
-                (45.0, PeerState.FAILING, None, True),
-            ]:
-                written_s, now_s = now_s, now_s + after_s
-                peer.state, peer.in_sync_at_ms = state, int(now_s * 1_000)
-                if memory_bytes is not None:
-                    raw = random.Random(SEED).randbytes(memory_bytes)
-                    peer.memory = replace(peer.memory, asides=(Aside(raw),))
-                await records.write([peer], [])
-                [(row, _)] = await records.read()
-                assert (row.in_sync_at_ms == peer.in_sync_at_ms) is is_due, (after_s, state)
-                now_s = now_s if is_due else written_s
-
-    run(scenario())
-
-
 def test_the_record_of_divergence_counts_what_the_peer_lacks_and_how_old_it_is(
     tmp_path: Path,
 ) -> None:
@@ -238,29 +198,3 @@ def test_a_session_that_a_killed_process_had_under_way_is_finished_at_the_next_s
             httpx.get(f"{node.url}/v1/syncs/y", trust_env=False, auth=AS_OPERATOR).status_code
             == 404
         )
-
-
-def test_a_memory_is_written_again_only_where_a_restart_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.federation.records.PEER_WRITE_S", 0.0)
-    memory = "SELECT memory FROM peers"
-    proved = "SELECT proved_at_ms FROM peers"
-    folder = tmp_path / "a"
-    with running_node(tmp_path / "b") as b:
-        b.publish(message(1))
-        with running_node(folder, peers=[b.url], sync_interval_s=QUIET_S) as a:
-            wait_until(lambda: peer_of(a)["state"] == "healthy")
-
-            def is_kept_as_it_is() -> bool:
-                """Whether a session that finds nothing leaves the memory's bytes as they are."""
-                memories, before = in_database(folder, memory), in_database(folder, proved)
-                synced(a)
-                wait_until(lambda: in_database(folder, proved) != before)
-                return memories == in_database(folder, memory) != [(None,)]
-
-            wait_until(is_kept_as_it_is)
-            written = in_database(folder, memory)
-            b.publish(message(2))
-            synced(a)
-            wait_until(lambda: in_database(folder, memory) != written)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import random
 import socket
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,21 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psycopg
 import pytest
 import zstandard
 
-from app.access.callers import Caller, Scope
+from app.access.callers import Scope
 from app.access.tokens import HOLDS_AFTER_S, TokenFile
-from app.federation.links import PARSED_PIECE_BYTES, _unpacking
-from app.live.notifybus import CHANNEL
-from app.live.relay import TAG_BYTES
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
-from sdstore.sds.effects import Acknowledged, Ephemeral
 from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
-from tests.support.chatting import SMALL, joined
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
 from tests.support.stores import PostgresStores
 
@@ -218,71 +209,6 @@ def test_no_message_circles_in_a_ring_of_stores_that_remember_next_to_nothing(
         assert max(len([each for each in heard if each == name]) for name in sent) <= 2
 
 
-@pytest.mark.parametrize("encodings", ["zstd", "gzip, deflate, zstd"])
-def test_a_stream_is_compressed_for_a_reader_that_accepts_nothing_else(
-    tmp_path: Path, encodings: str
-) -> None:
-    """A link of an older version names several encodings, and reads none of them."""
-    bloom = random.Random(7).randbytes(19_000)
-    frames = [encode(ephemeral(f"m{number}", content=bloom)) for number in range(20)]
-    with (
-        running_node(tmp_path) as node,
-        node.http.stream("GET", "/v1/relay", headers={"accept-encoding": encodings}) as stream,
-    ):
-        is_packed = encodings == "zstd"
-        assert stream.headers.get("content-encoding") == ("zstd" if is_packed else None)
-        unpacking = zstandard.ZstdDecompressor().decompressobj()
-        bytes_count, text = 0, b""
-        chunks = stream.iter_raw()
-        for number, frame in enumerate(frames):
-            post(node, [frame]).raise_for_status()
-            # Each message arrives at once.
-            while text.count(b"event: relayed") <= number or not text.endswith(b"\n\n"):
-                raw = next(chunks)
-                bytes_count += len(raw)
-                text += unpacking.decompress(raw) if is_packed else raw
-        events = _events(iter(text.decode().split("\n")))
-        heard = [
-            base64.b64decode(document["frame"]) for name, document in events if name == "relayed"
-        ]
-        assert heard == frames
-        plain = len(text)
-        assert bytes_count < 0.1 * plain if is_packed else bytes_count == plain
-
-
-def test_a_store_that_restarts_in_a_ring_ends_the_message_that_it_has_forgotten(
-    tmp_path: Path,
-) -> None:
-    with running_node(tmp_path / "a") as a:
-        own = bytes.fromhex(a.http.get("/v1/recon/interests").headers["sds-instance"])[:TAG_BYTES]
-    with running_node(tmp_path / "a") as a, streaming(a, {"sds-instance": "ee" * 16}) as events:
-        batch = wire.PublishBatch()
-        for name, via in [
-            ("passed here", b"\1\2\3\4" + own + b"\5\6\7\x08"),
-            ("passed the reader", b"\xee" * TAG_BYTES),
-            ("passed many", bytes(64 * TAG_BYTES)),
-            ("passed too many", bytes(10_000)),
-            ("ragged", b"\1\2\3\4" + own[:3]),
-        ]:
-            batch.items.add(frame=encode(ephemeral(name)), via=via)
-        answer = a.http.post("/v1/relay", content=batch.SerializeToString(), headers=PROTOBUF)
-        outcomes = [each["outcome"] for each in answer.json()["outcomes"]]
-        assert outcomes == ["duplicate", *["relayed"] * 4]
-        # Only the last one goes on, and names this store.
-        name, document = next(events)
-        assert base64.b64decode(document["frame"]) == encode(ephemeral("ragged"))
-        assert bytes.fromhex(document["via"]) == b"\1\2\3\4" + own
-        assert metric(a, 'sdstore_relayed_total{outcome="dropped"}') == 2
-
-
-def test_a_large_frame_is_relayed_whole(tmp_path: Path) -> None:
-    content = bytes(900_000)
-    with federation(tmp_path, [[1], []]) as (a, b), hearing(a) as at_a, hearing(b) as at_b:
-        a.publish(ephemeral("up", content=content)).raise_for_status()
-        b.publish(ephemeral("down", content=content)).raise_for_status()
-        wait_until(lambda: set(at_a) == set(at_b) == {"up", "down"})
-
-
 def test_only_channels_of_the_interest_are_relayed(tmp_path: Path) -> None:
     with (
         federation(tmp_path, [[1], []], channels=["mine"]) as (a, b),
@@ -323,17 +249,6 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
             yield name, json.loads(line.removeprefix("data: "))
 
 
-def test_a_nudge_comes_within_a_second_of_a_commit_and_carries_nothing(tmp_path: Path) -> None:
-    with running_node(tmp_path) as node, streaming(node) as events:
-        took_s = []
-        for number in range(3):
-            started_s = time.monotonic()
-            node.publish(stored(f"m{number}"))
-            assert next(events) == ("nudge", {})
-            took_s.append(time.monotonic() - started_s)
-        assert min(took_s) < 1  # busy cores can delay some
-
-
 def test_news_reach_the_store_that_dials_in_within_a_second(tmp_path: Path) -> None:
     with federation(tmp_path, [[], [0]]) as (a, b):
         wait_until(lambda: metric(b, "sdstore_peer_last_proof") > 0)
@@ -346,19 +261,6 @@ def test_news_reach_the_store_that_dials_in_within_a_second(tmp_path: Path) -> N
             seconds.append(time.monotonic() - started)
         assert min(seconds) < 1
         assert max(seconds) < 5  # the machine may be busy for a moment
-
-
-def test_commits_in_quick_succession_share_nudges(tmp_path: Path) -> None:
-    with running_node(tmp_path) as node, streaming(node) as events:
-        started = time.monotonic()
-        for number in range(200):
-            node.publish(stored(f"m{number}"))
-        node.publish(ephemeral("end"))
-        names = [next(events)[0]]
-        while names[-1] != "relayed":
-            names.append(next(events)[0])
-        most = 2 + DEFAULT_LIMITS.relay_nudges_per_s * (time.monotonic() - started)
-        assert 1 <= names.count("nudge") <= most
 
 
 def post(node: RunningNode, frames: Sequence[bytes], **headers: str) -> httpx.Response:
@@ -452,45 +354,6 @@ def test_the_scopes_of_both_ways(tmp_path: Path, scope: Scope, is_heard: tuple[i
         posted = post(node, [encode(ephemeral("m"))], **bearer)
         statuses = (stream.status_code, posted.status_code)
     assert statuses == is_heard
-
-
-class OneCaller:
-    """Everybody is this caller."""
-
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
-
-    def identify(self, *_: Any) -> Caller:
-        return self.caller
-
-
-def test_a_peer_that_takes_no_messages_is_still_listened_to(tmp_path: Path) -> None:
-    reads_only = OneCaller(Caller("peer", frozenset({Scope.SYNC, Scope.READ, Scope.OPEN})))
-    with (
-        running_node(tmp_path / "b", authorizer=reads_only) as b,
-        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=3_600) as a,
-        hearing(a) as at_a,
-    ):
-        links_up(a, 1)
-        a.publish(ephemeral("refused there"))
-        wait_until(lambda: metric(a, 'sdstore_relayed_total{outcome="dropped"}') == 1)
-        assert metric(a, "sdstore_relay_links ") == 1
-        assert at_a == ["refused there"]
-
-
-def test_streams_of_peers_take_the_places_of_live_readers(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, live_readers_max=1)
-    with running_node(tmp_path, limits) as node:
-        with streaming(node):
-            with node.http.stream("GET", "/v1/relay") as refused:
-                refused.read()
-            assert refused.json()["code"] == "overloaded"
-        wait_until(lambda: _is_served(node))
-
-
-def _is_served(node: RunningNode) -> bool:
-    with node.http.stream("GET", "/v1/relay") as stream:
-        return stream.status_code == 200
 
 
 def test_a_peer_that_never_reads_holds_nothing_and_misses_the_oldest(tmp_path: Path) -> None:
@@ -610,18 +473,6 @@ def test_a_compressed_stream_that_is_a_bomb_or_damaged_ends_the_link(
         assert node.publish(stored("m")).status_code == 201
 
 
-def test_a_bomb_is_unpacked_in_pieces() -> None:
-    stream = bomb(1 << 28)
-    tracemalloc.start()
-    try:
-        sizes = [len(each) for each in _unpacking("zstd")(stream)]
-        assert tracemalloc.get_traced_memory()[1] < 20 << 20
-    finally:
-        tracemalloc.stop()
-    assert sum(sizes) == 1 << 28
-    assert max(sizes) <= PARSED_PIECE_BYTES
-
-
 def test_content_and_garbage_in_a_peers_stream_are_refused_and_never_stored(
     tmp_path: Path,
 ) -> None:
@@ -656,23 +507,6 @@ def test_a_peer_that_floods_is_read_at_a_bounded_rate(tmp_path: Path) -> None:
         assert node.publish(stored("m")).status_code == 201
 
 
-def test_a_peer_that_is_away_is_found_when_it_comes(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        address = reserved.getsockname()
-    with running_node(
-        tmp_path / "a", peers=[f"http://127.0.0.1:{address[1]}"], sync_interval_s=3_600
-    ) as a:
-        a.publish(ephemeral("nobody"))
-        with (
-            running_node(tmp_path / "b", listener=socket.create_server(address)) as b,
-            hearing(b) as heard,
-        ):
-            links_up(a, 1)
-            a.publish(ephemeral("somebody"))
-            wait_until(lambda: heard == ["somebody"])
-        links_up(a, 0)
-
-
 def test_another_store_in_the_place_of_a_peer_is_logged_once_and_a_restart_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -692,17 +526,6 @@ def test_another_store_in_the_place_of_a_peer_is_logged_once_and_a_restart_is_no
                 was_replaced = "c" in stores[:links_count]
                 assert lines(f"peer {url} is another store than before") == was_replaced
             links_up(a, 0)
-
-
-def test_a_node_that_has_itself_as_a_peer_makes_no_link(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with running_node(tmp_path, listener=listener, peers=[url]) as node, hearing(node) as heard:
-            node.publish(ephemeral("m"))
-            wait_until(lambda: heard == ["m"])
-            time.sleep(SETTLE_S)
-            assert heard == ["m"]
-            assert metric(node, "sdstore_relay_links ") == 0
 
 
 def test_a_removed_peer_loses_its_link(tmp_path: Path) -> None:
@@ -751,89 +574,3 @@ def test_processes_of_one_database_hear_what_the_others_relay_and_commit(
                 pass
             took_s.append(time.monotonic() - started_s)
         assert min(took_s) < 1  # busy cores can delay some
-
-
-def test_a_store_sends_nothing_twice_where_another_process_of_its_peer_reads_its_stream(
-    tmp_path: Path, postgres_stores: PostgresStores
-) -> None:
-    """a sends to b1, which it has as its peer; b2, over the same database, has the link with a."""
-    url, quiet = postgres_stores.new_url(), {"sync_interval_s": 3_600}
-    posted = 'sdstore_http_requests_total{method="POST",route="/v1/relay"'
-    with (
-        running_node(tmp_path / "b1", database_url=url, **quiet) as b1,
-        running_node(tmp_path / "a", peers=[b1.url], **quiet) as a,
-        hearing(b1) as at_b1,
-    ):
-        links_up(a, 1)
-        instance = a.http.get("/v1/recon/interests").headers["sds-instance"]
-        with streaming(b1, {"sds-instance": instance}) as told:
-            with running_node(tmp_path / "b2", database_url=url, peers=[a.url], **quiet):
-                while next(told) != ("reading", {"is_read": True}):
-                    pass
-                time.sleep(SETTLE_S)  # a is told the same
-                for number in range(10):
-                    a.publish(ephemeral(f"m{number}"))
-                wait_until(lambda: len(at_b1) == 10)
-                time.sleep(SETTLE_S)
-                assert metric(b1, posted) == 0
-            # b2 has gone, and said so: a sends by itself.
-            while next(told) != ("reading", {"is_read": False}):
-                pass
-            time.sleep(SETTLE_S)
-        a.publish(ephemeral("last"))
-        wait_until(lambda: "last" in at_b1)
-        assert metric(b1, posted) == 1
-        assert sorted(at_b1) == sorted([*(f"m{number}" for number in range(10)), "last"])
-
-
-def test_processes_hear_each_other_again_after_the_server_ends_their_connections(
-    tmp_path: Path, postgres_stores: PostgresStores
-) -> None:
-    url = postgres_stores.new_url()
-    with (
-        running_node(tmp_path / "a", database_url=url) as a,
-        running_node(tmp_path / "b", database_url=url) as b,
-        hearing(b) as heard,
-        psycopg.connect(url, autocommit=True) as server,
-    ):
-        # Garbage on the channel is nothing to them.
-        server.execute(
-            "SELECT pg_notify(%s, part) FROM unnest(%s::text[]) AS part",
-            [CHANNEL, ["", "x", "a 0 0 1 Zg=="]],
-        )
-        a.publish(ephemeral("before"))
-        wait_until(lambda: heard == ["before"])
-        ended = server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        ).fetchall()
-        assert len(ended) >= 4
-        # What is sent meanwhile can be lost, so a participant would repeat it.
-        numbers = iter(range(10_000))
-
-        def is_heard() -> bool:
-            a.publish(ephemeral(f"after{next(numbers)}"))
-            time.sleep(0.1)
-            return len(heard) > 1
-
-        wait_until(is_heard)
-
-
-def test_participants_on_two_stores_acknowledge_each_other(tmp_path: Path) -> None:
-    """Each participant knows one store only; sync and ephemeral messages pass between the stores."""
-
-    async def scenario(at_ada: str, at_bob: str) -> None:
-        syncs = replace(SMALL, sync_ms=200)
-        async with (
-            joined([at_ada], "ada", channel_id="c") as ada,
-            joined([at_bob], "bob", participant=syncs, channel_id="c") as bob,
-        ):
-            await ada.channel.send(b"typing", ephemeral=True)
-            await bob.until(lambda bob: bob.of(Ephemeral))
-            message_id = await ada.channel.send(b"hello")
-            await bob.until(lambda bob: bob.texts == [b"hello"])
-            # Bob says nothing: his sync message acknowledges it.
-            await ada.until(lambda ada: Acknowledged(message_id) in ada.events)
-
-    with federation(tmp_path, [[], [0]]) as (a, b):
-        asyncio.run(scenario(a.url, b.url))

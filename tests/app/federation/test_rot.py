@@ -12,8 +12,6 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from app.entries import NewEntry
 from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
@@ -26,8 +24,6 @@ from tests.support.stores import BYTES_MAX, entry_of
 
 NODES = 3
 FAST_SECONDS = 6.0
-SLOW_SECONDS = 60.0
-SOAK_SECONDS = 1_800.0
 SEEDS_THAT_FAILED: tuple[int, ...] = ()
 """Tried first, in every run."""
 
@@ -252,13 +248,3 @@ def test_a_sync_that_is_asked_for_fetches_what_the_peer_had_lost_and_has_again(
         publish(rotten, [entries[2]])
         second = sync(follower, rotten)
         assert (second["set_aside_count"], second["entries_received"]) == (0, 1)
-
-
-@pytest.mark.slow
-def test_federations_that_rot_for_a_minute_are_whole_again(tmp_path: Path) -> None:
-    run_for(tmp_path, SLOW_SECONDS)
-
-
-@pytest.mark.soak
-def test_federations_that_rot_for_half_an_hour_are_whole_again(tmp_path: Path) -> None:
-    run_for(tmp_path, SOAK_SECONDS)

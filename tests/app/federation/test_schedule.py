@@ -18,7 +18,6 @@ from app.federation.schedule import (
     JITTER,
     NUDGE_S,
     PAUSE_S_MIN,
-    QUICK_S,
     SHARE,
     Schedule,
     Verdict,
@@ -141,16 +140,6 @@ def test_a_healthy_peer_gets_a_session_at_once_and_then_within_each_interval() -
     assert world.looks_count <= 2.2 * sum(map(len, world.sessions.values()))
 
 
-def test_peers_that_were_added_together_drift_apart() -> None:
-    world = World()
-    for number in range(12):
-        world.add(f"peer {number}")
-    world.run(1_200.0)
-    last = sorted(world.starts(peer_id)[-1] for peer_id in world.habits)
-    assert max(after - before for before, after in pairwise(last)) < INTERVAL_S / 2
-    assert last[-1] - last[0] > INTERVAL_S / 4
-
-
 def test_a_peer_of_other_channels_costs_one_look_per_interval_whatever_is_written() -> None:
     world = World()
     world.add("apart", Habit(verdict=Verdict.APART))
@@ -230,15 +219,6 @@ def test_a_steady_stream_takes_a_bounded_share_of_a_core() -> None:
         assert max(counts) <= 60 / PAUSE_S_MIN
 
 
-def test_after_a_session_that_moved_very_much_news_does_not_wait_for_longer() -> None:
-    world = World()
-    world.add("peer", Habit(20.0, cost_s=15.0))
-    world.run(20.5)
-    world.news_at(20.5)
-    world.run(22.0)
-    assert len(world.starts("peer", 20.5)) == 1
-
-
 def test_news_from_a_peer_is_no_news_for_it() -> None:
     world = World()
     for peer_id in ("source", "other"):
@@ -258,17 +238,6 @@ def test_the_nudge_of_a_peer_concerns_that_peer_alone() -> None:
     world.run(12.0)
     assert len(world.starts("one", 1.0)) == 1
     assert not world.starts("two", 1.0)
-
-
-def test_a_nudge_says_whether_the_next_look_moved() -> None:
-    world = World()
-    world.add("peer")
-    assert not world.schedule.nudge("peer", 0.0)  # due already
-    world.run(1.0)
-    assert world.schedule.nudge("peer", 1.0)
-    assert not world.schedule.nudge("peer", 1.01)
-    assert not world.schedule.nudge_all(1.01)
-    assert not world.schedule.nudge("nobody", 1.01)
 
 
 # --- peers that fail -------------------------------------------------------------------------------
@@ -300,17 +269,6 @@ def test_writes_bring_a_failing_peer_one_early_retry_and_no_more() -> None:
     )
 
 
-def test_a_write_during_a_session_that_fails_again_is_no_reason_for_another_one() -> None:
-    world = World()
-    world.add("peer", Habit(2.0, Verdict.FAILED))
-    world.news_at(1.0)  # in the first session
-    world.news_at(5.0)  # in the second, which the first news caused
-    world.run(600.0)
-    first_s, second_s = world.gaps("peer")[:2]
-    assert first_s == pytest.approx(EARLY_RETRY_S)
-    assert second_s >= INTERVAL_S * 4 * (1 - JITTER)
-
-
 def test_a_failing_peer_that_nudges_all_the_time_gets_a_session_per_interval() -> None:
     world = World()
     world.add("peer", LYING)
@@ -321,18 +279,6 @@ def test_a_failing_peer_that_nudges_all_the_time_gets_a_session_per_interval() -
     assert EARLY_RETRY_S <= gaps[0] <= EARLY_RETRY_S + 1
     assert len(gaps) > 100
     assert min(gaps[1:]) >= INTERVAL_S - 1e-6
-
-
-def test_the_nudge_of_a_peer_that_works_again_ends_its_back_off() -> None:
-    world = World()
-    world.add("peer", LYING)
-    world.run(3_000.0)
-    world.habits["peer"] = QUICK
-    last_s = world.starts("peer")[-1]
-    at_s = last_s + INTERVAL_S + 1
-    world.nudge_at(at_s, "peer")
-    world.run(at_s + 1)
-    assert len(world.starts("peer", at_s)) == 1
 
 
 def test_what_is_no_fault_of_the_peer_changes_no_failures_and_is_tried_with_the_next_cycle() -> (
@@ -369,68 +315,6 @@ def test_peers_that_take_long_delay_no_quick_peer(habit: Habit, bad_count: int) 
         assert max(after - before for before, after in pairwise(starts)) < 3.0
     reached = [number for number in range(bad_count) if world.starts(f"a bad {number}")]
     assert len(reached) >= min(bad_count, 16)
-
-
-def test_three_of_twelve_new_peers_hang_and_the_others_wait_for_nothing() -> None:
-    world = World()
-    for number in range(12):
-        world.add(f"peer {number}", HANGING if number % 4 == 0 else QUICK)
-    world.run(1.0)
-    assert all(world.starts(peer_id) for peer_id in world.habits)
-
-
-def test_a_quick_peer_that_begins_to_hang_takes_a_place_of_the_slow() -> None:
-    world = World(sessions_max=4, slow_sessions_max=1)
-    world.add("changed")
-    world.run(1.0)
-    world.habits["changed"] = HANGING
-    world.nudge_at(1.0, "changed")
-    world.run(10.0)
-    world.add("new")
-    world.run(11.0)
-    assert not world.starts("new")
-    world.run(1.0 + HANG_S + 1)
-    assert world.starts("new")
-
-
-@pytest.mark.parametrize(
-    "habit", [Habit(0.1, Verdict.FAILED), Habit(QUICK_S + 1)], ids=["failed", "took long"]
-)
-def test_peers_that_failed_or_took_long_share_the_places_of_the_slow(habit: Habit) -> None:
-    world = World(sessions_max=10, slow_sessions_max=2)
-    for number in range(10):
-        world.add(f"peer {number}", habit)
-    world.run(60.0)
-    assert all(world.sessions[peer_id] for peer_id in world.habits)
-    world.habits.update(dict.fromkeys(world.habits, HANGING))
-    world.run(400.0)
-    hung = [
-        each for ends in world.sessions.values() for each in ends if each[1] - each[0] > HANG_S - 1
-    ]
-    assert len(hung) > 4
-    for start_s, _ in hung:
-        assert sum(begun_s <= start_s < end_s for begun_s, end_s in hung) <= 2
-
-
-def test_of_peers_without_a_place_the_one_that_waits_for_longest_is_first() -> None:
-    world = World(sessions_max=1, slow_sessions_max=1)
-    for number in range(20):
-        world.add(f"peer {number}", Habit(QUICK_S / 2))
-    world.stream(0, 1_000, 0.5)
-    world.run(1_000.0)
-    counts = [len(world.starts(peer_id)) for peer_id in world.habits]
-    assert max(counts) - min(counts) <= 1
-
-
-def test_a_session_of_some_channels_holds_the_peer_and_leaves_its_news() -> None:
-    world = World()
-    world.add("peer")
-    world.run(1.0)
-    world.schedule.nudge("peer", 1.0)
-    world.schedule.begin("peer", 1.01, is_whole=False)
-    world.at(20.0, lambda: world.schedule.release("peer"))
-    world.run(20.5)
-    assert [start_s >= 20.0 for start_s in world.starts("peer", 1.0)] == [True]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from app.federation.peers import _Metered
-from app.federation.schedule import PAUSE_S_MIN, Schedule
-from sdstore.sync.memory import WHOLE_S_MAX
 from tests.support.cli import http_server
-from tests.support.federation import message, open_nodes, run
+from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
 from tests.support.stores import PostgresStores
 
@@ -87,45 +81,6 @@ def test_a_message_is_readable_on_a_peer_within_a_second(tmp_path: Path) -> None
         assert peer["state"] == "healthy"
         pause_s = peer["next_sync_at_ms"] / 1_000 - time.time()
         assert 0 < pause_s <= INTERVAL_S
-
-
-def test_a_session_begins_once_in_the_schedule_and_keeps_what_started_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[bool] = []
-    begin = Schedule.begin
-
-    def noted(schedule: Schedule, peer_id: str, *arguments: Any, **options: Any) -> None:
-        begin(schedule, peer_id, *arguments, **options)
-        begun.append(schedule.was_nudged(peer_id))
-
-    monkeypatch.setattr(Schedule, "begin", noted)
-    with (
-        running_node(tmp_path / "b") as b,
-        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
-    ):
-        wait_for_peers(a)
-        quiet_sessions(a)
-        begun.clear()
-        a.publish(message(1))
-        seconds_until_readable(b, 1)
-        assert begun == [True]
-        quiet_sessions(a)  # it goes on for a moment after the message is there
-        started = a.http.post(f"/v1/peers/{peers_of(a)[0]['id']}/sync")
-        assert started.status_code == 202
-        assert begun == [True, False]
-
-
-def test_news_goes_on_from_store_to_store(tmp_path: Path) -> None:
-    with (
-        running_node(tmp_path / "c") as c,
-        running_node(tmp_path / "b", peers=[c.url], sync_interval_s=INTERVAL_S) as b,
-        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
-    ):
-        wait_for_peers(a)
-        wait_for_peers(b)
-        a.publish(message(1))
-        assert seconds_until_readable(c, 1) < 5.0
 
 
 def test_a_hanging_a_dead_and_a_lying_peer_delay_no_other_pair(tmp_path: Path) -> None:
@@ -211,21 +166,6 @@ def test_what_a_peer_sent_is_news_for_all_peers_but_that_one(tmp_path: Path) -> 
         assert [each["peer_url"] for each in new] == [c.url, b.url]
 
 
-def test_a_stream_of_messages_takes_few_sessions(tmp_path: Path) -> None:
-    with (
-        running_node(tmp_path / "b") as b,
-        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
-    ):
-        wait_for_peers(a)
-        before = len(sessions(a))
-        started_s = time.monotonic()
-        for number in range(100):
-            a.publish(message(number))
-        seconds_until_readable(b, 99)
-        took_s = time.monotonic() - started_s
-        assert 1 <= len(sessions(a)) - before <= 1 + took_s / PAUSE_S_MIN
-
-
 def test_what_another_process_commits_to_the_same_database_is_news_for_the_peers(
     tmp_path: Path, postgres_stores: PostgresStores
 ) -> None:
@@ -257,69 +197,3 @@ def test_writes_that_a_peer_does_not_want_start_no_session_with_it(tmp_path: Pat
         assert quiet_sessions(a) == [before]
         a.publish(message(2, "wanted"))
         seconds_until_readable(b, 2)
-
-
-def test_a_peer_that_is_removed_and_added_again_is_synced_at_once(tmp_path: Path) -> None:
-    with (
-        running_node(tmp_path / "b") as b,
-        running_node(tmp_path / "a", sync_interval_s=INTERVAL_S) as a,
-    ):
-        added = a.http.post("/v1/peers", json={"url": b.url}).json()
-        wait_for_peers(a)
-        before = quiet_sessions(a)
-        a.http.delete(f"/v1/peers/{added['id']}").raise_for_status()
-        a.publish(message(1))
-        assert quiet_sessions(a) == before
-        a.http.post("/v1/peers", json={"url": b.url}).raise_for_status()
-        assert seconds_until_readable(b, 1) < INTERVAL_S / 3
-
-
-def test_the_meter_counts_the_steps_of_a_coroutine_and_not_its_waits() -> None:
-    async def works_and_waits() -> str:
-        until_s = time.thread_time() + 0.02
-        while time.thread_time() < until_s:
-            pass
-        await asyncio.sleep(0.05)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), 0.01)
-        return "done"
-
-    async def scenario() -> float:
-        metered = _Metered(works_and_waits())
-        assert await metered == "done"
-        return metered.cpu_s
-
-    assert 0.02 <= asyncio.run(scenario()) < 0.05
-
-
-def test_the_meter_passes_errors_and_cancellations_through() -> None:
-    async def fails() -> None:
-        await asyncio.sleep(0)
-        raise LookupError
-
-    async def waits(ended: list[str]) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cancelled")
-
-    async def scenario() -> None:
-        with pytest.raises(LookupError):
-            await _Metered(fails())
-        ended: list[str] = []
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await _Metered(waits(ended))
-        assert ended == ["cancelled"]
-
-    asyncio.run(scenario())
-
-
-def test_whole_sessions_with_many_peers_fall_due_at_different_times(tmp_path: Path) -> None:
-    async def scenario() -> list[float]:
-        async with open_nodes(tmp_path, {}) as (node,):
-            return sorted(node.peers._jittered().whole_s for _ in range(64))
-
-    times_s = run(scenario())
-    # Over six hours before the day is over, as far as the dice of 64 sessions tell.
-    assert 18 * 3_600 <= times_s[0] < 20 * 3_600 < 22 * 3_600 < times_s[-1] <= WHOLE_S_MAX

@@ -16,16 +16,14 @@ from sqlalchemy import text
 import sdstore.sync.driver as driver_module
 import sdstore.sync.memory as memory_module
 import sdstore.sync.session as session_module
-from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.node import Node
 from recon.session import Interest
-from sdstore.sds.codec import encode
-from sdstore.sds.model import Message, claim_id, entry_digest
+from sdstore.sds.model import Message, entry_digest
 from sdstore.sync.memory import SET_ASIDE_MAX, Aside, AsideElement, LackedBy, SetAside
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.app.store.test_frames import cut, in_database
 from tests.support.federation import (
     InProcessPeer,
@@ -152,33 +150,6 @@ def cuts_odd_frames(_: ReconRequest, response: ReconResponse) -> ReconResponse:
     for item in response.items:
         if item.id.hex() in ODD_IDS:
             item.entry.frame = item.entry.frame[:-3]
-    return response
-
-
-def test_frames_that_cannot_be_decoded_cost_nothing_beside_them(tmp_path: Path) -> None:
-    async def scenario(one: Node, two: Node) -> None:
-        await publish(one, SHARED)
-        await publish(two, MESSAGES)
-        peer, memory = InProcessPeer(two, cuts_odd_frames), Remembered()
-        first = await sync(one, peer, memory)
-        assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
-        assert (first.proved, named(first)) == (True, ODD_IDS)
-        assert codes(first) == {("here", "malformed_frame")}
-        assert len(await holdings(one)) == COUNT - len(ODD)
-        check_alike(await next_cost(one, peer, memory), await idle_cost(tmp_path))
-        await check_a_whole_session(one, peer, memory)
-
-    pair(tmp_path, scenario)
-
-
-def id_of(item: Item) -> bytes:
-    return claim_id(item.claim.digest, item.claim.hint) if item.HasField("claim") else item.id
-
-
-def in_sequence(response: ReconResponse) -> ReconResponse:
-    items = sorted(response.items, key=lambda item: (item.order, id_of(item)))
-    del response.items[:]
-    response.items.extend(items)
     return response
 
 
@@ -325,20 +296,6 @@ def test_a_peer_is_not_asked_for_lost_content_that_it_does_not_want(tmp_path: Pa
     pair(tmp_path, scenario)
 
 
-def test_content_mended_from_elsewhere_is_sent_in_the_next_session(tmp_path: Path) -> None:
-    ruined(tmp_path / "a", MESSAGES[:3], {"m1"})
-
-    async def scenario(one: Node, two: Node) -> None:
-        peer, memory = InProcessPeer(two), Remembered()
-        assert codes(await sync(one, peer, memory)) == {("there", "lost")}
-        await found_lost(one, 1)
-        await publish(one, [MESSAGES[1]])
-        again = await sync(one, peer, memory)
-        assert (again.entries_sent, again.set_aside_count) == (1, 0)
-
-    pair(tmp_path, scenario)
-
-
 def test_what_we_cannot_send_is_named_and_does_not_hold_the_rest(tmp_path: Path) -> None:
     ruined(tmp_path / "a", MESSAGES[:200], {f"m{n}" for n in ODD})
 
@@ -352,46 +309,6 @@ def test_what_we_cannot_send_is_named_and_does_not_hold_the_rest(tmp_path: Path)
         assert (await sync(one, peer, memory)).requests == 1
 
     pair(tmp_path, scenario)
-
-
-def test_a_refused_entry_covers_its_claims(tmp_path: Path) -> None:
-    hints = {f"m{n}": tuple(b"%d %d" % (n, k) for k in range(3)) for n in ODD}
-
-    async def scenario(one: Node, two: Node) -> None:
-        await publish(one, MESSAGES[:200], hints)
-        for each in MESSAGES[:200]:
-            if each.message_id in hints:  # more claims than travel inside an entry
-                more = tuple(b"more %d" % k for k in range(16))
-                await one.door.publish_many([Publication(encode(each), more)])
-        for left, right in ((one, two), (two, one)):
-            peer, memory = InProcessPeer(right), Remembered()
-            report = await sync(left, peer, memory)
-            assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
-            assert (report.proved, report.set_aside_count) == (True, 2 * (1 + 3 + 16))
-            assert report.requests <= 5
-            assert (await sync(left, peer, memory)).requests == 1
-
-    pair(tmp_path, scenario, two=SMALL)
-
-
-def test_stores_with_different_claims_on_a_full_entry_are_found_equal_but_for_these(
-    tmp_path: Path,
-) -> None:
-    async def scenario(one: Node, two: Node) -> None:
-        most = DEFAULT_LIMITS.hint_claims_per_entry_max
-        for name, node in ((b"one", one), (b"two", two)):
-            for start in range(0, most, 16):
-                hints = tuple(b"%s %d" % (name, start + k) for k in range(16))
-                await publish(node, [message(1)], {"m1": hints})
-        peer, memory = InProcessPeer(two), Remembered()
-        report = await sync(one, peer, memory)
-        assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-        assert report.set_aside_count == 2 * most
-        assert codes(report) == {("here", "too_many_hints"), ("there", "refused")}
-        assert (await sync(one, peer, memory)).requests == 1
-
-    full = replace(DEFAULT_LIMITS, hint_claims_with_peers_max=64)
-    pair(tmp_path, scenario, one=full, two=full)
 
 
 def test_claims_are_set_aside_with_an_absent_entry_and_come_when_it_does(tmp_path: Path) -> None:
@@ -422,69 +339,6 @@ def test_claims_are_set_aside_with_an_absent_entry_and_come_when_it_does(tmp_pat
     pair(tmp_path, scenario)
 
 
-def test_an_element_set_aside_is_never_offered_and_leaves_when_it_comes_from_elsewhere(
-    tmp_path: Path,
-) -> None:
-    async def scenario(one: Node, two: Node) -> None:
-        await publish(one, SHARED[:50])
-        await publish(two, [*SHARED[:50], MESSAGES[50]])
-        memory = Remembered()
-        peer = InProcessPeer(two, cuts_odd_frames)
-        assert (await sync(one, peer, memory)).set_aside_count == 1
-        async with open_nodes(tmp_path / "c", {}) as (third,):
-            report = await sync(one, InProcessPeer(third), Remembered())
-            assert report.entries_sent == 50
-        await publish(one, [MESSAGES[50]])
-        report = await sync(one, peer, memory)
-        assert (report.proved, report.set_aside_count, report.entries_sent) == (True, 0, 0)
-
-    pair(tmp_path, scenario)
-
-
-def test_what_the_peer_refused_and_holds_now_is_no_difference(tmp_path: Path) -> None:
-    refused = MESSAGES[50]
-
-    async def scenario(one: Node, two: Node) -> None:
-        await publish(one, [*SHARED[:80], refused])
-        await publish(two, SHARED[:80])
-        memory = Remembered()
-
-        class Strict(InProcessPeer):
-            async def recon(self, request: bytes) -> bytes:
-                asked = ReconRequest.FromString(request)
-                count = len(asked.push)
-                del asked.push[:]
-                answer = ReconResponse.FromString(await super().recon(asked.SerializeToString()))
-                answer.push_outcomes.extend([recon_pb2.PUSH_REFUSED] * count)
-                return answer.SerializeToString()
-
-        first = await sync(one, Strict(two), memory)
-        assert (first.outcome, first.set_aside_count) == (SyncOutcome.IN_SYNC, 1)
-        await publish(two, [refused])
-        again = await sync(one, InProcessPeer(two), memory)
-        assert (again.proved, again.set_aside_count) == (True, 0)
-        assert (again.entries_received, again.entries_sent) == (0, 0)
-
-    pair(tmp_path, scenario)
-
-
-def test_a_peer_with_a_new_policy_is_offered_again_what_it_refused(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path / "a", {}) as (one,):
-            await publish(one, MESSAGES[:200])
-            memory = Remembered()
-            async with open_nodes(tmp_path / "b", {}, limits=SMALL) as (two,):
-                first = await sync(one, InProcessPeer(two), memory)
-                assert first.set_aside_count == 2
-            async with open_nodes(tmp_path / "b", {}) as (two,):
-                again = await sync(one, InProcessPeer(two), memory)
-                assert (again.outcome, again.proved) == (SyncOutcome.IN_SYNC, True)
-                assert (again.entries_sent, again.set_aside_count) == (2, 0)
-                assert await holdings(one) == await holdings(two)
-
-    run(scenario())
-
-
 def test_an_element_is_tried_again_after_a_while_and_then_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,22 +365,6 @@ def test_what_is_set_aside_is_bounded() -> None:
         aside.add(AsideElement(LackedBy.HERE, n, bytes([n]) * 32, "x"), 0.0)
     assert len(aside) == 3
     assert SET_ASIDE_MAX >= 1_000
-
-
-def test_disputes_beyond_the_bound_are_counted_and_hold_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_module, "SET_ASIDE_MAX", 5)
-
-    async def scenario(one: Node, two: Node) -> None:
-        await publish(two, MESSAGES)
-        memory = Remembered()
-        for _ in range(2):
-            report = await sync(one, InProcessPeer(two), memory)
-            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-            assert (len(report.set_aside), report.set_aside_count) == (5, 10)
-
-    pair(tmp_path, scenario, one=SMALL)
 
 
 class Forgetful(InProcessPeer):
@@ -556,42 +394,3 @@ def test_a_peer_that_throws_away_what_it_acknowledged_is_found_out(tmp_path: Pat
         assert report.missing_there == 60
 
     pair(tmp_path, scenario)
-
-
-def test_stores_that_grow_under_a_session_are_followed(tmp_path: Path) -> None:
-    async def scenario(one: Node, two: Node) -> None:
-        await publish(one, MESSAGES[:100])
-        await publish(two, MESSAGES[60:160])
-
-        class Growing(InProcessPeer):
-            left = 3
-
-            async def recon(self, request: bytes) -> bytes:
-                answer = await super().recon(request)
-                if ReconRequest.FromString(request).push and self.left:
-                    self.left -= 1
-                    await publish(two, [message(2_000 + self.left)])
-                return answer
-
-        memory = Remembered()
-        report = await sync(one, Growing(two), memory)
-        assert (report.outcome, report.detail, report.proved) == (SyncOutcome.IN_SYNC, "", True)
-        assert report.missing_there == 60
-        report = await sync(one, InProcessPeer(two), memory)
-        assert (report.outcome, report.missing_there) == (SyncOutcome.IN_SYNC, 0)
-        assert await holdings(one) == await holdings(two)
-
-    pair(tmp_path, scenario)
-
-
-def test_claims_beside_entries_are_named_by_their_ids(tmp_path: Path) -> None:
-    async def scenario(one: Node, two: Node) -> None:
-        await publish(two, [MESSAGES[50]], {"m50": (b"hint",)})
-        report = await sync(one, InProcessPeer(two), Remembered())
-        digest = entry_digest(MESSAGES[50])
-        assert [(each["kind"], each["id"]) for each in report.set_aside] == [
-            ("entry", digest.hex()),
-            ("claim", claim_id(digest, b"hint").hex()),
-        ]
-
-    pair(tmp_path, scenario, one=SMALL)

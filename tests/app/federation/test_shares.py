@@ -65,28 +65,6 @@ class World:
         return {name: counted[name] for name in self.settings}
 
 
-@pytest.mark.parametrize("processes", [2, 3, 4])
-@pytest.mark.parametrize("peers", [1, 2, 7, 12])
-def test_each_process_holds_its_fair_share_whoever_started_first(
-    peers: int, processes: int
-) -> None:
-    chance = random.Random(6)
-    world = World([row(n) for n in range(peers)], {"p0": []})
-    world.look("p0")
-    assert world.counts == {"p0": peers}
-    for n in range(1, processes):
-        world.settings[f"p{n}"] = []
-    world.rounds(2, chance)
-    most = -(-peers // processes)
-    assert max(world.counts.values()) <= most
-    assert sum(world.counts.values()) == peers
-    # No more peers change hands than have to.
-    assert world.handed_on == peers - most
-    before = dict(world.holders)
-    world.rounds(3, chance)
-    assert world.holders == before
-
-
 def test_the_survivors_share_what_a_dead_process_held() -> None:
     chance = random.Random(6)
     world = World([row(n) for n in range(12)], {f"p{n}": [] for n in range(4)})
@@ -106,26 +84,6 @@ def test_a_peer_of_settings_stays_with_those_that_can_hold_it() -> None:
     world.rounds(3, random.Random(6))
     assert world.counts == {"p0": 6, "p1": 4}
     assert world.handed_on == 4
-
-
-def test_a_peer_with_a_running_session_is_not_handed_on() -> None:
-    world = World([row(0), row(1)], {"p0": []})
-    world.look("p0")
-    world.busy = {*world.holders}
-    world.settings["p1"] = []
-    world.rounds(2, random.Random(6))
-    assert world.counts == {"p0": 2, "p1": 0}
-    world.busy = {row(0).peer_id}
-    world.rounds(2, random.Random(6))
-    assert world.holders == {row(0).peer_id: "p0", row(1).peer_id: "p1"}
-
-
-def test_a_peer_that_its_process_does_not_take_is_anybodys() -> None:
-    world = World([row(0)], {"p0": [], "p1": []})
-    world.look("p1")
-    assert world.counts == {"p0": 0, "p1": 0}  # it is p0's
-    world.look("p1", is_old=True)
-    assert world.counts == {"p0": 0, "p1": 1}
 
 
 @pytest.mark.parametrize("seed", range(50))

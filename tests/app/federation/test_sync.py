@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import tempfile
-import time
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +16,12 @@ from hypothesis import strategies as st
 
 from app.errors import Code, Problem
 from app.federation.peer import Peer, PeerOrigin
-from app.ingest.prepare import Publication
 from app.recon import endpoint as recon_endpoint
-from app.recon.endpoint import take_items
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
-from sdstore.sds.codec import decode, encode
-from sdstore.sds.model import HistoryEntry, entry_digest
-from sdstore.sync.comparison import Mode
 from sdstore.sync.memory import Asked, PeerMemory
-from sdstore.sync.report import Progress, SegmentState, SyncOutcome, SyncReport
-from sdstore.wire.recon_pb2 import NO_ENTRY, PUSH_REFUSED, STORED, Item, ReconRequest, ReconResponse
+from sdstore.sync.report import SyncOutcome, SyncReport
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
     Remembered,
@@ -123,20 +115,6 @@ def test_a_second_sync_finds_nothing_and_costs_one_request(tmp_path: Path) -> No
     run(scenario())
 
 
-def test_a_dry_run_counts_and_moves_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await publish(one, [message(n) for n in range(30)])
-            await publish(two, [message(n) for n in range(20, 60)])
-            before = (await holdings(one), await holdings(two))
-            report = await sync(one, two, mode=Mode.COUNT)
-            assert report.outcome is SyncOutcome.DIFFERENT
-            assert (report.missing_here, report.missing_there) == (30, 20)
-            assert (await holdings(one), await holdings(two)) == before
-
-    run(scenario())
-
-
 def test_a_hint_that_only_the_peer_knows_arrives_without_its_message_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}, {}) as (one, two):
@@ -154,30 +132,6 @@ def test_a_hint_that_only_the_peer_knows_arrives_without_its_message_again(tmp_p
                 assert [
                     e.message_id for e in (await node.store.claims.page(b"ours", None, 9)).entries
                 ] == ["m2"]
-
-    run(scenario())
-
-
-def test_hints_of_histories_lead_to_the_same_messages_on_both_sides(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            told = message(2, causal_history=(HistoryEntry("m1", b"a hint", ""),))
-            await publish(one, [message(1), told])
-            await sync(two, one)
-            for node in (one, two):
-                page = await node.store.claims.page(b"a hint", None, 9)
-                assert [entry.message_id for entry in page.entries] == ["m1"]
-
-    run(scenario())
-
-
-def test_interests_that_do_not_meet_are_in_sync_without_a_session(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {"channels": ["a"]}, {"channels": ["b"]}) as (one, two):
-            await publish(two, [message(1, "a"), message(2, "b")])
-            report = await sync(one, two)
-            assert report.outcome is SyncOutcome.IN_SYNC
-            assert (report.requests, await holdings(one)) == (1, {})
 
     run(scenario())
 
@@ -218,85 +172,6 @@ def test_what_the_peer_refuses_is_sent_once_and_not_again(tmp_path: Path) -> Non
             again = await sync(two, one, memory=memory)
             assert (again.entries_sent, again.entries_refused) == (0, 0)
             assert again.bytes_up < 5_000
-
-    run(scenario())
-
-
-def test_content_moves_in_bounded_messages(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await publish(two, [message(n, content=bytes([n]) * 300_000) for n in range(20)])
-            await publish(one, [message(n, content=bytes([n]) * 300_000) for n in range(20, 40)])
-            peer = InProcessPeer(two)
-            report = await sync_with_peer(local_of(one), peer, one.interests.current)
-            assert (report.entries_received, report.entries_sent) == (20, 20)
-            assert max(request.ByteSize() for request in peer.requests) < 2_500_000
-            assert await holdings(one) == await holdings(two)
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("reply_bytes_max", [1_500, 4_000])
-def test_claims_that_answers_are_cut_among_all_arrive(tmp_path: Path, reply_bytes_max: int) -> None:
-    async def scenario() -> None:
-        short = replace(DEFAULT_LIMITS, recon_reply_bytes_max=reply_bytes_max)
-        async with open_nodes(tmp_path, {}, {}, limits=short) as (one, two):
-            # One order: entries and claims lie in the sequence of their IDs, far from each other.
-            hints = {f"m{n}": (b"a%d" % n, b"b%d" % n) for n in range(90)}
-            await publish(two, [message(n, lamport_timestamp=7) for n in range(90)], hints)
-            await publish(one, [message(n, lamport_timestamp=7) for n in range(90, 100)])
-            report = await sync_with_peer(local_of(one), InProcessPeer(two), one.interests.current)
-            assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
-            assert report.proved
-            assert await holdings(one) == await holdings(two)
-
-    run(scenario())
-
-
-def test_progress_grows_to_the_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await publish(one, [message(n) for n in range(700)])
-            await publish(two, [message(n) for n in range(300, 1000)])
-            seen: list[Progress] = []
-            report = await sync(one, two, changed=seen.append)
-            assert seen[-1].in_sync_percent == 100.0
-            assert seen[-1].segments == ((SegmentState.IN_SYNC, 1.0),)
-            percents = [each.in_sync_percent for each in seen]
-            assert percents == sorted(percents)
-            for each in seen:
-                assert abs(sum(share for _, share in each.segments) - 1) < 1e-6
-            assert seen[-1].entries_received == report.entries_received == 300
-
-    run(scenario())
-
-
-def test_no_claim_comes_alone_beside_its_entry_in_one_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            # One order: claims lie in the sequence of their IDs, before and after their entries.
-            hints = {f"m{n}": (b"a%d" % n, b"b%d" % n) for n in range(900)}
-            await publish(two, [message(n, lamport_timestamp=7) for n in range(900)], hints)
-            answers: list[ReconResponse] = []
-
-            def keep(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-                answers.append(response)
-                return response
-
-            peer = InProcessPeer(two, keep)
-            report = await sync_with_peer(local_of(one), peer, one.interests.current)
-            assert report.outcome is SyncOutcome.IN_SYNC
-            for answer in answers:
-                folded = {
-                    (entry_digest(decode(item.entry.frame)[0]), hint)
-                    for item in answer.items
-                    for hint in item.entry.hints
-                }
-                alone = {
-                    (i.claim.digest, i.claim.hint) for i in answer.items if i.HasField("claim")
-                }
-                assert len(alone & folded) == 0
-            assert await holdings(one) == await holdings(two)
 
     run(scenario())
 
@@ -400,75 +275,6 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
                     report = await sync(nodes[one], nodes[two], memory=memories[one, two])
             assert (report.outcome, report.set_aside_count) == (SyncOutcome.IN_SYNC, 0)
             assert await holdings(nodes[0]) == await holdings(nodes[1]) == await holdings(nodes[2])
-
-    run(scenario())
-
-
-def test_claims_on_long_entries_cost_no_more_than_claims_on_short_ones(tmp_path: Path) -> None:
-    count, most = 24, DEFAULT_LIMITS.hint_claims_with_peers_max
-
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}) as (node,):
-            long = [message(n, content=os.urandom(1_000_000)) for n in range(count)]
-            await publish(node, long)
-            digests = [entry_digest(each) for each in long]
-            del long
-            claim = Item.Claim
-            spread = [*digests, bytes(32)]
-            items = [Item(claim=claim(digest=each, hint=b"hint")) for each in spread]
-            many = [Item(claim=claim(digest=digests[0], hint=b"%d" % n)) for n in range(1_000)]
-            tracemalloc.start()
-            assert await take_items(local_of(node), items) == [STORED] * count + [NO_ENTRY]
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert peak < 4 << 20
-            began_s = time.process_time()
-            outcomes = await take_items(local_of(node), many)
-            assert time.process_time() - began_s < 1
-            assert outcomes == [STORED] * (most - 1) + [PUSH_REFUSED] * (1_001 - most)
-            bad = [Item(claim=claim(digest=digests[1], hint=b""))]
-            assert await take_items(local_of(node), bad) == [PUSH_REFUSED]
-
-    run(scenario())
-
-
-def test_what_a_session_stores_goes_through_the_door_in_groups_that_are_small_beside_publishers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 2_100
-
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}) as (node,):
-            sizes: list[tuple[str, int]] = []
-            real_entries, real_claims = node.door.publish_prepared, node.door.publish_claims
-
-            def spied_entries(given: Any, *source: Any) -> Any:
-                sizes.append(("entries", len(given)))
-                return real_entries(given, *source)
-
-            def spied_claims(given: Any) -> Any:
-                sizes.append(("claims", len(given)))
-                return real_claims(given)
-
-            monkeypatch.setattr(node.door, "publish_prepared", spied_entries)
-            monkeypatch.setattr(node.door, "publish_claims", spied_claims)
-            messages = [message(n) for n in range(count)]
-            claims = [Item.Claim(digest=entry_digest(each), hint=b"hint") for each in messages]
-            entries = [Item.Entry(frame=encode(each)) for each in messages]
-            items = [Item(entry=each) for each in entries]
-            late = [Item(claim=each) for each in claims]
-            replica = local_of(node)
-            stored = await replica.commit(await replica.prepare(items))
-            stored += await replica.commit(await replica.prepare(late))
-            assert [each.outcome for each in stored] == [STORED] * (2 * count)
-            groups = (1_024, 1_024, count - 2_048)
-            claims_of_all = [("claims", size) for size in groups]
-            assert sizes == [("entries", count), *claims_of_all]
-            sizes.clear()
-            await node.door.publish(Publication(encode(message(count))))
-            # Now others wait between groups.
-            await replica.commit(await replica.prepare([*late, *items]))
-            assert sizes == [*(("entries", size) for size in groups), *claims_of_all]
 
     run(scenario())
 

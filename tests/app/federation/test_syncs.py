@@ -11,7 +11,7 @@ import pytest
 from app.errors import Code, Problem
 from app.federation.client import parse_peer_url
 from app.federation.peer import Peer
-from app.federation.syncs import SyncEvent, Syncs
+from app.federation.syncs import Syncs
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.sync.report import Progress, SyncCode, SyncOutcome, SyncReport
 
@@ -75,42 +75,6 @@ def test_no_session_starts_while_all_that_can_be_remembered_still_run() -> None:
             syncs.start(_endless, peer_url="http://one-more")
         assert refusal.value.code is Code.OVERLOADED
         await syncs.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_watcher_sees_the_latest_state_and_the_end() -> None:
-    async def scenario() -> list[SyncEvent]:
-        syncs = Syncs(DEFAULT_LIMITS)
-        go = asyncio.Event()
-
-        async def run(changed: Callable[[Progress], None]) -> SyncReport:
-            await go.wait()
-            for percent in range(100):  # far more changes than a watcher is shown
-                changed(Progress(in_sync_percent=float(percent)))
-                await asyncio.sleep(0.002)
-            return REPORT
-
-        sync = syncs.start(run, peer_url="http://a")
-        go.set()
-        return [event async for event in syncs.events(sync.sync_id)]
-
-    events = asyncio.run(scenario())
-    assert [event.number for event in events] == list(range(1, len(events) + 1))
-    assert [event.name for event in events[:-1]] == ["progress"] * (len(events) - 1)
-    assert events[-1].name == "end"
-    assert events[-1].document["report"]["outcome"] == "in_sync"
-    assert 2 <= len(events) <= 10
-
-
-def test_closing_ends_what_runs_as_partial() -> None:
-    async def scenario() -> None:
-        syncs = Syncs(DEFAULT_LIMITS)
-        sync = syncs.start(_endless, peer_url="http://a")
-        await asyncio.sleep(0)
-        await syncs.close()
-        assert sync.report is not None
-        assert sync.report.outcome is SyncOutcome.PARTIAL
 
     asyncio.run(scenario())
 
