@@ -11,18 +11,14 @@ from typing import Any
 import pytest
 
 from app.federation.records import Records
-from app.ingest.prepare import Publication
 from app.recon.index import NodeIndex
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor
 from app.store.entryrows import FrameReader
-from app.store.peerrows import PeerRows
 from app.store.recovery import LostContent
 from app.store.store import Store
-from sdstore.sds.codec import encode
-from sdstore.sds.model import Message
 from tests.support.server import running_node
 
 pytestmark = pytest.mark.anyio
@@ -145,34 +141,3 @@ async def test_a_failing_task_is_named_by_readyz_and_by_the_metrics(
     assert 'sdstore_task_failing{task="interests"} 1.0' in lines
     assert 'sdstore_task_failing{task="tokens"} 0.0' in lines
     assert any(line.startswith('sdstore_task_failures_total{task="interests"}') for line in lines)
-
-
-async def test_no_loop_of_a_peer_outlives_a_node_that_could_not_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(_self: PeerRows) -> list[str]:
-        raise ValueError("the database is damaged")
-
-    monkeypatch.setattr(PeerRows, "read", fail)
-    before = asyncio.all_tasks()
-    with pytest.raises(ValueError, match="damaged"):
-        async with Node.open(Settings(data_dir=tmp_path, peers=["http://127.0.0.1:9"])):
-            pass
-    assert asyncio.all_tasks() == before
-
-
-async def test_the_index_follows_what_is_published_before_a_session_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.server.node.INDEX_FOLLOW_S", 0.02)
-    async with Node.open(Settings(data_dir=tmp_path)) as node:
-        for start in (0, 100):
-            messages = [
-                Message(f"m{start + n}", "c", lamport_timestamp=n, content=b"x") for n in range(100)
-            ]
-            await node.door.publish_many([Publication(encode(each)) for each in messages])
-            for _ in range(250):
-                if len(node.index.elements) == start + 100:
-                    break
-                await asyncio.sleep(0.02)
-            assert len(node.index.elements) == start + 100

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from app.entries import START, Entry, Watermark
-from app.errors import Code, Problem
-from app.live.hub import LiveEvent, LiveHub, LiveMessage, Place, Skip
+from app.entries import START, Entry
+from app.errors import Problem
+from app.live.hub import LiveEvent, LiveHub, LiveMessage, Skip
 from app.server.limits import DEFAULT_LIMITS
 from app.store.entryrows import LeftOut
 from app.store.store import Store
@@ -142,25 +142,6 @@ async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
             told += await anext(events)
     await hub.close()
     await events.aclose()
-    await store.close()
-
-
-async def test_readers_that_come_together_take_no_more_places_than_there_are(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = await Store.open(stores.new_url(), DEFAULT_LIMITS)
-    ask = store.arrivals.watermark
-
-    async def ask_later() -> Watermark:
-        await asyncio.sleep(0.01)
-        return await ask()
-
-    monkeypatch.setattr(store.arrivals, "watermark", ask_later)
-    hub = LiveHub(store, replace(DEFAULT_LIMITS, live_readers_max=2))
-    admitted = await asyncio.gather(*(hub.admit() for _ in range(5)), return_exceptions=True)
-    places = [each for each in admitted if isinstance(each, Place)]
-    assert len(places) == 2
-    assert {each.code for each in admitted if isinstance(each, Problem)} == {Code.OVERLOADED}
     await store.close()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
-import json
 import logging
 import sys
 import threading
@@ -18,12 +16,9 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from app.entries import NewEntry
-from app.errors import Code, Problem, SettingsError
-from app.federation.interests import policy_of
+from app.errors import Problem, SettingsError
 from app.ingest.policy import (
     ACCEPT,
-    DETAIL_CHARACTERS_MAX,
     GROUP,
     Action,
     Candidate,
@@ -33,14 +28,11 @@ from app.ingest.policy import (
     quarantine,
     refuse,
 )
-from app.ingest.prepare import Publication, prepare
-from app.ingest.quarantine import Quarantine
+from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
-from recon.session import Interest
 from sdstore import mvds
 from sdstore.sds.codec import encode
-from sdstore.sds.jsonform import to_json
 from sdstore.sds.model import SHA256_MESSAGE, Message, entry_digest
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2 as wire
@@ -92,14 +84,6 @@ class Words:
             return NONSENSE[content]  # type: ignore[no-any-return]
         if content.startswith(b"hang"):
             self.hang.wait(20)
-        return ACCEPT
-
-
-class Milder(Words):
-    revision = "2"
-
-    def __call__(self, candidate: Candidate) -> Verdict:
-        self.seen.append((candidate.message.content or b"", candidate.way))
         return ACCEPT
 
 
@@ -187,26 +171,6 @@ def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) ->
     run(check())
 
 
-def test_what_an_unauthorized_peer_pushes_is_not_judged_and_not_held(tmp_path: Path) -> None:
-    from app.access.callers import Caller, Scope  # noqa: PLC0415
-    from app.recon.endpoint import take_items  # noqa: PLC0415
-
-    async def check() -> None:
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, limits=PATIENT) as (one,):
-            limited = Caller(
-                "token", frozenset({Scope.PUBLISH}), Interest.make(channels=frozenset({"mine"}))
-            )
-            items = [
-                wire.Item(entry=wire.Item.Entry(frame=encode(of(b"odd", channel_id=name))))
-                for name in ("mine", "theirs")
-            ]
-            outcomes = await take_items(local_of(one), items, limited.covers)
-            assert outcomes == [wire.PUSH_REFUSED] * 2
-            assert [each.channel_id for each in one.quarantine.page(0, 10)] == ["mine"]
-
-    run(check())
-
-
 @pytest.mark.parametrize("content", [b"raise", *NONSENSE])
 def test_a_policy_that_fails_refuses_the_message_and_is_logged_once(
     node: RunningNode, content: bytes, caplog: pytest.LogCaptureFixture
@@ -246,14 +210,6 @@ def test_a_slow_policy_refuses_in_bounded_time_and_at_once_while_it_hangs(tmp_pa
         while node.publish(of(b"good")).status_code != 201:
             assert time.monotonic() < ends_s
             time.sleep(0.02)
-
-
-def test_without_a_policy_nothing_runs(tmp_path: Path) -> None:
-    with running_node(tmp_path) as node:
-        assert node.publish(of(b"odd")).status_code == 201
-        assert not [each for each in threading.enumerate() if each.name == "sdstore-policy"]
-        assert held(node) == []
-    assert not list(tmp_path.glob("quarantine*"))
 
 
 # --- the quarantine ---------------------------------------------------------------------------------
@@ -302,52 +258,6 @@ class Stricter(Words):
         return quarantine("everything is odd")
 
 
-def test_a_stored_message_is_a_duplicate_and_never_held_again(tmp_path: Path) -> None:
-    """Released, imported, or stored without a policy; over all ways of HTTP, restarts, new revisions."""
-    with running_node(tmp_path, PATIENT) as node:
-        assert node.publish(of(b"odd", 1)).status_code == 201
-    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
-        for number in (2, 3, 4):
-            assert node.publish(of(b"odd", number)).json()["code"] == "quarantined"
-        released = entry_digest(of(b"odd", 2)).hex()
-        assert node.http.post(f"/v1/quarantine/{released}/release").json()["outcome"] == "stored"
-        assert outcomes_of(node) == ["duplicate", "duplicate", "quarantined", "quarantined"]
-    file = tmp_path / "messages.frame"
-    file.write_bytes(encode(of(b"odd", 3)))
-    imported = cli("import", file, "--format", "frame", "--data-dir", tmp_path)
-    assert (imported.code, "1 stored" in imported.out) == (0, True)
-    Words.seen.clear()
-    for policy in ("Words", "Stricter"):
-        with running_node(tmp_path, PATIENT, policy=f"{HERE}:{policy}") as node:
-            assert outcomes_of(node) == ["duplicate"] * 3 + ["quarantined"]
-    assert Words.seen == []
-    # The copy of the imported one is still held: an operator can drop it, and the stored one stays.
-    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
-        assert [each["message_id"] for each in held(node)] == ["odd 3", "odd 4"]
-        for each in held(node):
-            assert node.http.delete(f"/v1/quarantine/{each['digest']}").status_code == 204
-        assert outcomes_of(node) == ["duplicate"] * 3 + ["dropped"]
-
-
-def outcomes_of(node: RunningNode) -> list[str]:
-    """What becomes of "odd" 1 to 4 when they are sent one by one; the same holds for them as a batch."""
-    found = []
-    for number in range(1, 5):
-        answer = node.publish(of(b"odd", number)).json()
-        found.append(answer.get("outcome") or answer.get("policy_code") or answer["code"])
-    lines = b"".join(
-        json.dumps({"message": to_json(of(b"odd", number))}).encode() + b"\n"
-        for number in range(1, 5)
-    )
-    batch = node.http.post(
-        "/v1/messages/batch", content=lines, headers={"content-type": "application/x-ndjson"}
-    ).json()["outcomes"]
-    for one, together in zip(found, batch, strict=True):
-        problem = together.get("problem") or {}
-        assert one in (together["outcome"], problem.get("policy_code"), problem.get("code"))
-    return found
-
-
 def test_a_full_quarantine_refuses_and_displaces_nothing(tmp_path: Path) -> None:
     limits = replace(
         PATIENT,
@@ -385,35 +295,6 @@ def test_a_damaged_quarantine_refuses_and_reads_go_on(tmp_path: Path, content: b
         assert node.http.get("/v1/channels").status_code == 200
 
 
-def test_a_message_too_large_for_the_quarantine_keeps_no_other_of_its_batch_out(
-    tmp_path: Path,
-) -> None:
-    limits = replace(PATIENT, quarantine_bytes_max=5_000)
-    lines = b"".join(
-        json.dumps({"message": to_json(of(content))}).encode() + b"\n"
-        for content in (b"odd" + b"x" * 6_000, b"odd")
-    )
-    with running_node(tmp_path, limits, policy=f"{HERE}:Words") as node:
-        batch = node.http.post(
-            "/v1/messages/batch", content=lines, headers={"content-type": "application/x-ndjson"}
-        ).json()["outcomes"]
-        assert batch[0]["problem"]["policy_code"] == "quarantine_full"
-        assert batch[1]["problem"]["code"] == "quarantined"
-        assert len(held(node)) == 1
-
-
-def test_a_quarantine_that_cannot_be_used_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "quarantine.db").write_bytes(b"no database" * 100)
-    with (
-        caplog.at_level(logging.ERROR, "app.ingest.policy"),
-        running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node,
-    ):
-        assert node.publish(of(b"good")).json()["code"] == "policy_failed"
-    assert ["quarantine.db" in each.getMessage() for each in caplog.records] == [True]
-
-
 def test_readers_are_told_of_a_held_message_however_many_others_are_refused(tmp_path: Path) -> None:
     limits = replace(PATIENT, quarantine_told_max=2)
 
@@ -444,24 +325,6 @@ def test_readers_are_told_of_a_held_message_however_many_others_are_refused(tmp_
         assert found["code"] == "not_found", "it is forgotten in its turn"
 
 
-def test_a_flood_of_refused_messages_of_one_caller_displaces_its_own(tmp_path: Path) -> None:
-    limits = replace(PATIENT, quarantine_told_max=10, quarantine_told_of_one_max=3)
-    quarantine = Quarantine(tmp_path / "quarantine.db", limits)
-
-    def refused(text: str, who: str) -> str:
-        message = of(text.encode())
-        message = replace(message, message_id=SHA256_MESSAGE.make(message))
-        entry = prepare(Publication(encode(message)), limits)
-        assert isinstance(entry, NewEntry)
-        quarantine.refuse([entry], who)
-        return message.message_id
-
-    ada = refused("of ada", "ada")
-    flood = [refused(f"of eve {number}", "eve") for number in range(20)]
-    told = {message_id for message_id, _, _ in quarantine.absences([ada, *flood])}
-    assert told == {ada, *flood[-3:]}
-
-
 @pytest.mark.parametrize("decisions", [("POST", "DELETE"), ("POST", "POST"), ("DELETE", "DELETE")])
 def test_of_two_decisions_about_a_message_one_counts_and_the_other_is_told(
     stores: Stores, tmp_path: Path, decisions: tuple[str, str]
@@ -485,20 +348,6 @@ def test_of_two_decisions_about_a_message_one_counts_and_the_other_is_told(
             is_released = (first == 200) or (second == 200)
             assert node.http.get(f"/v1/messages/odd {number}").is_success is is_released
             assert held(node) == []
-
-
-def test_two_processes_share_one_quarantine(tmp_path: Path) -> None:
-    path = tmp_path / "quarantine.db"
-    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
-        node.publish(of(b"odd"))
-        other = Quarantine(path, DEFAULT_LIMITS)
-        (row,) = other.page(0, 10)
-        other.drop(row.digest)
-        assert held(node) == []
-        assert node.publish(of(b"odd")).json()["policy_code"] == "dropped"
-        with pytest.raises(Problem) as caught:
-            other.entry(row.digest)
-        assert caught.value.code is Code.NOT_FOUND
 
 
 def test_the_verbs_list_release_and_drop(node: RunningNode) -> None:
@@ -561,29 +410,6 @@ def test_refusals_are_local_policy_and_a_new_revision_makes_both_sides_look_agai
     run(check())
 
 
-def test_a_new_revision_fetches_what_the_old_one_refused_with_the_memory_of_before(
-    tmp_path: Path,
-) -> None:
-    async def check() -> None:
-        memory = Remembered()
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}, limits=PATIENT) as (
-            one,
-            two,
-        ):
-            await publish(two, [of(b"good", 1), of(b"bad", 2)])
-            report = await sync(one, two, memory)
-            assert codes(report) == {("here", "policy_refused")}
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Milder"}, {}, limits=PATIENT) as (
-            one,
-            two,
-        ):
-            report = await sync(one, two, memory)
-            assert (report.outcome, report.set_aside) == (SyncOutcome.IN_SYNC, ()), report
-            assert await holdings(one) == await holdings(two)
-
-    run(check())
-
-
 def test_a_released_message_is_not_held_again_by_a_sync_and_a_dropped_one_is_never_fetched(
     tmp_path: Path,
 ) -> None:
@@ -635,34 +461,6 @@ def held_by(node: Node) -> list[bytes]:
     return [each.digest for each in node.quarantine.page(0, 100)]
 
 
-def test_the_revision_is_part_of_the_policy_of_sessions() -> None:
-    everything = Interest.make(everything=True)
-    policies = {policy_of(DEFAULT_LIMITS, everything, each) for each in ("", "1", "2")}
-    assert len(policies) == 3
-    assert policy_of(DEFAULT_LIMITS, everything) in policies
-
-
-def test_a_policy_that_hangs_is_this_nodes_fault_in_a_sync_and_loses_nothing(
-    tmp_path: Path,
-) -> None:
-    async def check() -> None:
-        limits = replace(DEFAULT_LIMITS, policy_call_s_max=0.2)
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}, limits=limits) as (
-            one,
-            two,
-        ):
-            await publish(two, [of(b"hang", 1), of(b"good", 2)])
-            memory = Remembered()
-            report = await sync(one, two, memory)
-            assert (report.outcome, report.code) == (SyncOutcome.LOCAL_FAULT, "policy_failed")
-            Words.hang.set()
-            report = await sync(one, two, memory)
-            assert report.outcome is SyncOutcome.IN_SYNC, report
-            assert await holdings(one) == await holdings(two)
-
-    run(check())
-
-
 async def sync(one: Node, two: Node, memory: Remembered) -> SyncReport:
     local = local_of(one).for_peer("peer", Way.SYNC)
     memory.value = memory.value.with_own_policy(local.policy)  # as `app.federation.peers` does
@@ -674,20 +472,6 @@ def codes(report: SyncReport) -> set[tuple[str, str]]:
 
 
 # --- loading ----------------------------------------------------------------------------------------
-
-
-class NoRevision:
-    def __call__(self, _: Candidate) -> Verdict:
-        return ACCEPT
-
-
-class LongRevision(Words):
-    revision = 257 * "x"
-
-
-class Broken:
-    def __init__(self) -> None:
-        raise OSError("no rules")
 
 
 @pytest.mark.parametrize(
@@ -708,12 +492,6 @@ def test_a_policy_that_cannot_be_loaded_is_an_error_of_the_setting(name: str, wh
         load_policy(name)
 
 
-def test_a_node_does_not_start_without_its_policy(tmp_path: Path) -> None:
-    (tmp_path / "node.toml").write_text('policy = "no.such.module:Policy"\n')
-    started = cli("serve", "--config", tmp_path / "node.toml", "--data-dir", tmp_path / "data")
-    assert (started.code, "policy" in started.err) == (2, True)
-
-
 def test_a_policy_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("words", f"{HERE}:Words", GROUP)
     monkeypatch.setattr("app.ingest.policy.entry_points", lambda **_: [point])
@@ -724,13 +502,6 @@ def test_a_policy_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -
 def test_a_code_is_short_and_plain(code: str) -> None:
     with pytest.raises(ValueError, match="is not 1 to 64 characters"):
         refuse(code)
-
-
-def test_a_long_detail_is_cut_before_anybody_gets_it(node: RunningNode) -> None:
-    refused = node.publish(of(b"bad at length")).json()
-    assert refused["detail"] == "x" * DETAIL_CHARACTERS_MAX
-    node.publish(of(b"odd at length"))
-    assert [each["reason"] for each in held(node)] == ["x" * DETAIL_CHARACTERS_MAX]
 
 
 def test_the_example_refuses_holds_and_slows_down(
@@ -744,20 +515,3 @@ def test_the_example_refuses_holds_and_slows_down(
         assert node.publish(of(b"a casino")).json()["code"] == "quarantined"
         replies = [node.publish(of(b"fast", number)) for number in range(130)]
         assert {each.json().get("policy_code") for each in replies} == {None, "too_fast"}
-
-
-def test_many_callers_wait_for_the_policy_in_a_bounded_number(tmp_path: Path) -> None:
-    limits = replace(PATIENT, requests_waiting_max=2)
-
-    async def check() -> None:
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, limits=limits) as (one,):
-            item = Publication(encode(of(b"hang")))
-            waiting = [asyncio.create_task(one.door.publish(item)) for _ in range(2)]
-            await asyncio.sleep(0.05)
-            with pytest.raises(Problem) as caught:
-                await one.door.publish(item)
-            assert caught.value.code is Code.OVERLOADED
-            Words.hang.set()
-            await asyncio.gather(*waiting)
-
-    run(check())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -136,34 +135,3 @@ def test_live_streams_are_bounded_for_each_stranger_and_for_all_together() -> No
         rates.begin_live(second)  # three of six places are for others
     rates.end_live(first)
     rates.begin_live(second)
-
-
-def test_the_least_recently_seen_caller_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CALLERS_MAX", 100)
-    rates = Rates(LIMITS)
-    for _ in range(60):
-        rates.admit(caller("busy"))
-    for number in range(99):
-        rates.admit(caller(f"{number}"))
-    refused(rates, "busy")  # seen now
-    for number in range(99, 150):
-        rates.admit(caller(f"{number}"))
-    refused(rates, "busy")
-    for number in range(200):
-        rates.admit(caller(f"other {number}"))
-    rates.admit(caller("busy"))
-
-
-def test_a_request_costs_the_rate_limit_microseconds() -> None:
-    rates = Rates(DEFAULT_LIMITS)
-    callers = [caller(f"{number}", Rate.CALLER) for number in range(1_000)]
-    best_s = min(_seconds(rates, callers) for _ in range(5))
-    # About 0.8 us on an idle machine.
-    assert best_s / len(callers) < 10e-6
-
-
-def _seconds(rates: Rates, callers: list[Caller]) -> float:
-    started_s = time.thread_time()
-    for each in callers:
-        rates.admit(each)
-    return time.thread_time() - started_s

@@ -74,40 +74,6 @@ async def test_frames_and_their_origins_travel_unchanged_and_commits_together() 
 
 
 @pytest.mark.anyio
-async def test_the_newest_word_of_a_process_takes_the_place_of_one_that_waits() -> None:
-    outgoing = Outgoing(DEFAULT_LIMITS)
-    outgoing.send_presence(Presence("p", ["x"], []))
-    outgoing.send_presence(Presence("p", ["x"], ["a", "b"], is_leaving=True))
-    assert (await sent_by(outgoing)).presences == [Presence("p", ["x"], ["a", "b"], True)]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("sources", "told"), [(["x"], "x"), (["x", "x"], "x"), (["x", "y"], ""), (["", "x"], "")]
-)
-async def test_a_notice_of_commits_names_their_source_if_all_have_the_same(
-    sources: list[str], told: str
-) -> None:
-    outgoing = Outgoing(DEFAULT_LIMITS)
-    for source in sources:
-        outgoing.send_commit({"a"}, source)
-    heard = await sent_by(outgoing)
-    assert (heard.commits, heard.sources) == ([["a"]], [told])
-    outgoing.send_commit(None)  # of its own, the notice before is sent
-    assert (await sent_by(outgoing)).sources == [""]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("channels", [None, {f"{n:01000}" for n in range(5)}])
-async def test_a_commit_of_too_many_channels_names_none(channels: set[str] | None) -> None:
-    outgoing = Outgoing(DEFAULT_LIMITS)
-    outgoing.send_commit({"a"})
-    outgoing.send_commit(channels)
-    outgoing.send_commit({"b"})
-    assert (await sent_by(outgoing)).commits == [None]
-
-
-@pytest.mark.anyio
 async def test_where_too_much_waits_the_oldest_frames_are_dropped_and_counted() -> None:
     outgoing = Outgoing(SMALL)
     for number in range(5):
@@ -119,15 +85,6 @@ async def test_where_too_much_waits_the_oldest_frames_are_dropped_and_counted() 
     outgoing.send_frame(b"a" * 900, "")
     outgoing.send_frame(b"b" * 900, "")
     assert [frame[:1] for frame, _ in (await sent_by(outgoing)).frames] == [b"b"]
-
-
-@pytest.mark.anyio
-async def test_one_statement_has_a_bounded_size() -> None:
-    outgoing = Outgoing(DEFAULT_LIMITS)
-    for number in range(4):
-        outgoing.send_frame(bytes([number]) * 400, "")
-
-    assert [len(await outgoing.next(1_000)) for _ in range(2)] == [2, 2]
 
 
 def test_a_frame_of_any_size_is_joined_from_payloads_that_the_server_takes() -> None:

@@ -73,23 +73,3 @@ def test_a_hundred_participants_are_all_whole_and_delay_no_reader(
     outcome = stampede(scenario, tmp_path)
     check(outcome, scenario)
     assert not outcome.refusals
-
-
-@pytest.mark.slow
-def test_participants_that_hang_up_in_the_middle_become_whole_and_delay_no_reader(
-    tmp_path: Path,
-) -> None:
-    scenario = replace(
-        SCENARIOS["dropped connections"], participants=100, messages=2_000, within_s=0.2
-    )
-    outcome = stampede(scenario, tmp_path)
-    check(outcome, scenario)
-    assert outcome.refusals == {"ConnectionError": 100 * scenario.drops}
-
-
-@pytest.mark.slow
-def test_participants_that_come_back_while_the_node_restarts_become_whole(tmp_path: Path) -> None:
-    scenario = replace(SCENARIOS["restart"], participants=100, messages=2_000, restart_after_s=0.2)
-    outcome = stampede(scenario, tmp_path)
-    check(outcome, scenario)
-    assert outcome.refusals

@@ -15,10 +15,9 @@ import pytest
 
 from app.access import tokens as module
 from app.access.callers import Caller, Scope
-from app.access.tokens import NAMES_MAX, TOKENS_MAX, TokenFile, Tokens
+from app.access.tokens import NAMES_MAX, TokenFile, Tokens
 from app.errors import Code, Problem
 from app.server.supervisor import Supervisor
-from tests.support.server import running_node
 
 
 @pytest.fixture
@@ -95,14 +94,6 @@ def test_a_file_whose_owner_cannot_be_kept_is_not_replaced(
     assert file.path.read_bytes() == before
 
 
-def test_folders_that_are_made_for_secrets_are_for_their_user_alone(tmp_path: Path) -> None:
-    TokenFile(tmp_path / "tokens" / "tokens.json").create(scopes=["read"])
-    with running_node(tmp_path / "node"):
-        pass
-    for folder in ("tokens", "node"):
-        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
-
-
 def test_a_token_without_channels_covers_every_channel(file: TokenFile) -> None:
     _, text = file.create(scopes=[Scope.ADMIN])
     Tokens(file).caller(bearer(text)).require(Scope.ADMIN, "any")
@@ -129,16 +120,6 @@ def test_a_token_that_makes_no_sense_is_refused(file: TokenFile, made: dict[str,
     assert not file.path.exists()
 
 
-def test_the_number_of_tokens_has_a_bound(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TOKENS_MAX", 2)
-    assert TOKENS_MAX == 1_000
-    for _ in range(2):
-        file.create(scopes=[Scope.READ])
-    with pytest.raises(Problem) as caught:
-        file.create(scopes=[Scope.READ])
-    assert caught.value.code is Code.TOO_MANY_ITEMS
-
-
 def test_whatever_is_wrong_with_a_token_has_one_answer(file: TokenFile) -> None:
     token, text = file.create(scopes=[Scope.READ])
     other, _ = file.create(scopes=[Scope.READ])
@@ -156,25 +137,6 @@ def test_whatever_is_wrong_with_a_token_has_one_answer(file: TokenFile) -> None:
     ):
         assert refusal(tokens, wrong) is Code.UNAUTHENTICATED
     tokens.caller(b"bearer  " + text.encode())
-
-
-@pytest.mark.anyio
-async def test_a_token_made_a_moment_ago_is_valid_at_once_and_a_revoked_one_soon_is_not(
-    file: TokenFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = Tokens(file)
-    assert refusal(tokens, bearer("sds_a_b")) is Code.UNAUTHENTICATED
-    token, text = file.create(scopes=[Scope.READ])
-    caller = tokens.caller(bearer(text))
-    tokens.begin(caller, this_task())
-    file.revoke(token.token_id)
-    monkeypatch.setattr(module, "LOOK_S", -1.0)
-    assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
-    with pytest.raises(Problem):
-        tokens.begin(caller, this_task())
-    with pytest.raises(Problem) as caught:
-        file.revoke(token.token_id)
-    assert caught.value.code is Code.NOT_FOUND
 
 
 @pytest.mark.anyio

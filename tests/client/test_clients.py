@@ -1,6 +1,5 @@
 """The clients against a node that is played by a function."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qsl
@@ -16,7 +15,6 @@ from sdstore.client import (
     Retry,
     StoreClient,
     StoreError,
-    WakuEnvelope,
 )
 from sdstore.client.exchange import Batcher
 from sdstore.sds.codec import encode
@@ -110,13 +108,6 @@ def test_a_node_below_a_path_is_reached_there() -> None:
     assert node.requests[0].url.path == "/store/v1/channels"
 
 
-def test_the_token_and_the_refusal_of_compression_go_with_every_call(connect: Connect) -> None:
-    node = Recorder(httpx.Response(200, json={"peers": []}))
-    assert connect(node, token="secret").peers() == []
-    assert node.requests[0].headers["authorization"] == "Bearer secret"
-    assert node.requests[0].headers["accept-encoding"] == "identity"
-
-
 def test_a_frame_comes_with_its_digest_dialect_and_variants(connect: Connect) -> None:
     node = Recorder(httpx.Response(200, content=FRAME, headers=FRAME_HEADERS))
     found = connect(node).get("id")
@@ -199,56 +190,16 @@ def test_a_batch_is_cut_by_items_and_every_frame_gets_its_outcome(connect: Conne
     assert sizes == [10, 10, 5]
 
 
-def test_a_batch_is_sent_by_the_call_itself() -> None:
-    sent: list[bytes] = []
-
-    def node(request: httpx.Request) -> httpx.Response:
-        sent.extend(item.frame for item in wire.PublishBatch.FromString(request.content).items)
-        return batch_node(request)
-
-    with StoreClient("http://node", transport=played_by(node)) as blocking:
-        blocking.publish_batch([b"1"])
-        assert sent == [b"1"]
-
-    async def scenario() -> None:
-        async with AsyncStoreClient("http://node", transport=played_by(node)) as client:
-            outcomes = await client.publish_batch([b"2"])
-            assert [each.outcome for each in outcomes] == ["stored"]
-
-    asyncio.run(scenario())
-    assert sent == [b"1", b"2"]
-
-
 def test_a_refused_frame_of_a_batch_carries_its_error_and_spoils_no_other(connect: Connect) -> None:
     first, bad, last = connect(batch_node).publish_batch([b"1", b"bad", b"3"])
     assert (first.outcome, first.error, last.outcome) == ("stored", None, "stored")
     assert (bad.outcome, bad.error.code, bad.error.status) == ("refused", "malformed_frame", 422)
 
 
-def test_hints_and_envelopes_travel_in_a_batch(connect: Connect) -> None:
-    envelope = WakuEnvelope("pubsub", "content", -5, b"meta")
-    node = Recorder(protobuf(wire.PublishOutcomes(outcomes=[wire.PublishOutcome()])))
-    connect(node).publish_batch([PublishItem(b"f", (b"h",), envelope)])
-    [item] = wire.PublishBatch.FromString(node.requests[0].content).items
-    assert (item.frame, list(item.retrieval_hints)) == (b"f", [b"h"])
-    assert (item.waku.pubsub_topic, item.waku.timestamp_ns, item.waku.meta) == (
-        "pubsub",
-        -5,
-        b"meta",
-    )
-
-
 def test_no_frames_make_no_request(connect: Connect) -> None:
     node = Recorder(httpx.Response(500))
     assert connect(node).publish_batch([]) == []
     assert node.requests == []
-
-
-def test_a_batch_with_too_few_outcomes_is_the_nodes_fault(connect: Connect) -> None:
-    client = connect(Recorder(protobuf(wire.PublishOutcomes())))
-    with pytest.raises(StoreError) as refused:
-        client.publish_batch([b"1"])
-    assert refused.value.code == "malformed_reply"
 
 
 def stored(number: int) -> wire.StoredMessage:
@@ -265,13 +216,6 @@ def paged_node(request: httpx.Request) -> httpx.Response:
 
 def test_messages_run_through_all_pages(connect: Connect) -> None:
     assert [m.seq for m in connect(paged_node).messages("c")] == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_a_page_of_the_feed_says_how_to_go_on(connect: Connect) -> None:
-    client = connect(paged_node)
-    page = client.feed()
-    assert ([m.seq for m in page.messages], page.next) == ([1, 2, 3], "3")
-    assert client.feed(after="6").next is None
 
 
 def test_a_node_whose_cursor_stands_still_does_not_hold_the_reader_for_ever(
@@ -318,36 +262,6 @@ def test_a_lookup_tells_ids_from_hints(connect: Connect) -> None:
     assert (request.channel_id, request.presence_only) == ("c", True)
     assert [(m.key, m.message is None) for m in result.found] == [("id", False), (b"h", True)]
     assert (result.missing, result.not_examined) == (("",), (b"i",))
-
-
-def test_gaps_and_ancestors_are_read(connect: Connect) -> None:
-    gap = wire.Gap(message_id="lost", retrieval_hints=[b"h"])
-    [found] = connect(Recorder(protobuf(wire.GapPage(gaps=[gap])))).gaps("c")
-    assert (found.message_id, found.retrieval_hints) == ("lost", (b"h",))
-    node = Recorder(protobuf(wire.AncestorsPage(messages=[stored(1)], missing=["m"], next="n")))
-    page = connect(node).ancestors("c", ["head"], ["known"], limit=5)
-    assert (len(page.messages), page.missing, page.next) == (1, ("m",), "n")
-    request = wire.AncestorsRequest.FromString(node.requests[0].content)
-    assert (list(request.heads), list(request.known), request.limit) == (["head"], ["known"], 5)
-
-
-def test_node_peers_and_syncs_are_read(connect: Connect) -> None:
-    info = {"version": "1", "node_id": "n", "limits": {"frame_bytes_max": 5}, "protocols": {}}
-    about = connect(Recorder(httpx.Response(200, json=info))).info()
-    assert (about.version, about.node_id, about.limits["frame_bytes_max"]) == ("1", "n", 5)
-    peer = {"id": "p", "url": "http://x", "state": "new"}
-    assert connect(Recorder(httpx.Response(201, json=peer))).add_peer("http://x").id == "p"
-    sync = {"id": "s", "peer_url": "http://x", "state": "running"}
-    node = Recorder(httpx.Response(202, json=sync))
-    assert connect(node).sync_peer("p/1", ["c"], dry_run=True).document == sync
-    assert node.requests[0].url.raw_path == b"/v1/peers/p%2F1/sync"
-    assert connect(Recorder(httpx.Response(204))).remove_peer("p") is None
-
-
-def test_recon_moves_bytes(connect: Connect) -> None:
-    node = Recorder(httpx.Response(200, content=b"\x01\x02"))
-    assert connect(node).recon(b"\x03") == b"\x01\x02"
-    assert node.requests[0].content == b"\x03"
 
 
 def test_a_problem_document_becomes_the_error(connect: Connect) -> None:
@@ -481,14 +395,3 @@ def test_a_node_that_cannot_be_reached_has_status_0(
     with pytest.raises(StoreError) as refused:
         connect(Recorder(error), options).peers()
     assert (refused.value.code, refused.value.status) == (code, 0)
-
-
-def test_an_async_source_of_frames_is_published_too() -> None:
-    async def frames() -> Any:
-        for number in range(5):
-            yield b"%d" % number
-
-    transport = played_by(batch_node)
-    with EitherClient(AsyncStoreClient("http://node", transport=transport)) as client:
-        outcomes = client.publish_stream(frames(), Batcher(items_max=2))
-    assert [outcome.message_id for outcome in outcomes] == ["0", "1", "2", "3", "4"]

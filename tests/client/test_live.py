@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +9,7 @@ import httpx
 import pytest
 
 from sdstore.client import AsyncStoreClient, LiveMessage, Options, Retry, StoreClient, StoreError
-from sdstore.client.live import EventReader, Following
+from sdstore.client.live import EventReader
 from sdstore.sds import Dialect, Message, encode, entry_digest, to_json
 from tests.support.server import RunningNode, running_node
 
@@ -145,19 +143,6 @@ def test_a_connection_that_breaks_is_opened_again_where_it_broke(read: Read) -> 
     assert [asked.get("after") for asked in node.asked] == [None, "c1", "c1"]
 
 
-def test_a_connection_that_breaks_before_the_first_message_begins_where_it_began(
-    read: Read,
-) -> None:
-    node = Node(HERE, HERE + stored(1))
-    assert read_from(read, node, 1) == (["m1"], "c1")
-    assert [asked.get("after") for asked in node.asked] == [None, "start"]
-
-
-def test_before_the_first_message_the_cursor_is_where_the_stream_began(read: Read) -> None:
-    node = Node(HERE)
-    assert read_from(read, node, 0) == ([], "start")
-
-
 def test_a_gap_is_filled_by_the_next_connection(read: Read) -> None:
     node = Node(HERE + stored(1) + gap("c1+") + stored(9), HERE + stored(2) + stored(3))
     assert read_from(read, node, 3) == (["m1", "m2", "m3"], "c3")
@@ -169,33 +154,6 @@ def test_a_node_that_sends_nothing_but_gaps_is_given_up_after_the_attempts(read:
     with pytest.raises(StoreError) as failed:
         read_from(read, node, 1)
     assert (failed.value.code, len(node.asked)) == ("unreachable", 4)
-
-
-def test_the_pauses_after_gaps_grow_until_something_new_comes() -> None:
-    following = Following("garden", None, Options(retry=Retry(attempts_max=9, backoff_s=1.0)))
-
-    def pauses_s(connection: bytes, count: int) -> list[float]:
-        found = []
-        for _ in range(count):
-            following.call()
-            try:
-                following.feed(connection)
-            except StoreError as error:
-                found.append(following.pause_s(error))
-        return found
-
-    first, second, third = pauses_s(HERE + HERE + gap("c"), 4)
-    assert 0.5 <= first <= 1 <= second <= 2 <= third <= 4
-    assert pauses_s(HERE + stored(1) + gap("c"), 3) == []
-    [first] = pauses_s(HERE + gap("c"), 1)
-    assert first <= 1
-
-
-def test_a_node_that_ends_each_stream_at_once_is_given_up_after_the_attempts(read: Read) -> None:
-    node = Node(*[HERE] * 4)
-    with pytest.raises(StoreError) as failed:
-        read_from(read, node, 1)
-    assert (failed.value.code, len(node.asked)) == ("unreachable", 3)
 
 
 @pytest.mark.parametrize(
@@ -279,27 +237,6 @@ def test_an_event_without_an_end_is_bounded(endless: bytes) -> None:
     with pytest.raises(StoreError) as failed:
         list(map(reader.feed, pieces))
     assert failed.value.code == "reply_too_large"
-
-
-def test_fields_that_nobody_reads_are_not_kept() -> None:
-    reader = EventReader(bytes_max=1 << 21)
-    tracemalloc.start()
-    try:
-        for number in range(2_000):
-            reader.feed(b"field%d: %s\n" % (number, b"x" * 500))
-        assert tracemalloc.get_traced_memory()[0] < 100_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_lines_without_content_cost_no_copies_of_the_event() -> None:
-    reader = EventReader(bytes_max=1 << 24)
-    reader.feed(b"data:" + b"x" * (1 << 22) + b"\n")
-    started_s = time.process_time()
-    reader.feed(b"data\n" * 20_000)
-    assert time.process_time() - started_s < 1.0
-    [event] = reader.feed(b"\n")
-    assert len(event.data) == (1 << 22) + 20_000
 
 
 def test_events_are_read_alike_in_any_chunks() -> None:

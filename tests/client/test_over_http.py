@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from sdstore.client import (
 )
 from sdstore.client.exchange import Batcher
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, entry_digest, waku_message_hash
+from sdstore.sds.model import Kind, Message, waku_message_hash
 from tests.support.sds_vectors import valid_frames
 from tests.support.server import RunningNode, running_node
 from tests.support.store_clients import EitherClient
@@ -68,15 +67,6 @@ def test_ids_and_channels_of_any_content_are_published_and_found(
     assert message_id in {found.message.message_id for found in client.messages(channel)}
 
 
-def test_publishing_again_is_a_duplicate(client: EitherClient, channel_id: str) -> None:
-    frame = encode(message("id", channel_id))
-    digest = entry_digest(message("id", channel_id))
-    outcomes = [client.publish(frame) for _ in range(2)]
-    assert [outcome.outcome for outcome in outcomes] == ["stored", "duplicate"]
-    assert {outcome.digest for outcome in outcomes} == {digest}
-    assert client.get_entry(digest).frame == frame
-
-
 def test_recorded_frames_of_all_dialects_come_back_byte_for_byte(client: EitherClient) -> None:
     outcomes = client.publish_stream(valid_frames(), Batcher(items_max=7))
     assert len(outcomes) == len(valid_frames())
@@ -100,20 +90,6 @@ def test_the_documented_frames_get_their_digest_or_their_refusal(client: EitherC
             assert outcome.outcome == "relayed", vector
 
 
-def test_a_bad_frame_of_a_batch_carries_the_nodes_code(
-    client: EitherClient, channel_id: str
-) -> None:
-    bad, good = client.publish_batch([b"\xff", encode(message("good", channel_id))])
-    assert (bad.outcome, bad.error.code, bad.error.status) == ("refused", "malformed_frame", 422)
-    assert (good.outcome, good.error) == ("stored", None)
-
-
-def test_sync_messages_are_relayed(client: EitherClient, channel_id: str) -> None:
-    frame = encode(Message("sync-1", channel_id, lamport_timestamp=1))
-    outcome = client.publish(frame)
-    assert (outcome.outcome, outcome.digest) == ("relayed", None)
-
-
 def test_hints_of_the_publisher_and_of_the_envelope_lead_to_the_message(
     client: EitherClient, channel_id: str
 ) -> None:
@@ -131,17 +107,6 @@ def test_hints_of_the_publisher_and_of_the_envelope_lead_to_the_message(
     assert (found.frame, waku_hash in found.retrieval_hints) == (second, True)
 
 
-def test_a_lookup_answers_ids_and_hints(client: EitherClient, channel_id: str) -> None:
-    hint = f"h {channel_id}".encode()[-30:]
-    client.publish(encode(message("here", channel_id)), [hint])
-    result = client.lookup(["here", hint, "nowhere", b"nothing"], channel_id)
-    assert {match.key for match in result.found} == {"here", hint}
-    assert {match.message.message.message_id for match in result.found} == {"here"}
-    assert set(result.missing) == {"nowhere", b"nothing"}
-    present = client.lookup(["here"], channel_id, presence_only=True).found
-    assert [(match.key, match.message) for match in present] == [("here", None)]
-
-
 def test_a_channel_is_read_whole_in_both_directions(client: EitherClient, channel_id: str) -> None:
     sent = [message(f"m{number}", channel_id, number) for number in range(-3, 20)]
     list(client.publish_batch(map(encode, reversed(sent))))
@@ -157,67 +122,6 @@ def test_a_channel_is_read_whole_in_both_directions(client: EitherClient, channe
     assert (about.count, about.lamport_first, about.lamport_last) == (23, -3, 19)
     assert len(about.root or b"") == 32
     assert channel_id in {channel.channel_id for channel in client.channels()}
-
-
-def test_a_follower_of_the_feed_resumes_behind_the_last_page(
-    client: EitherClient, channel_id: str
-) -> None:
-    client.publish(encode(message("before", channel_id)))
-    page = client.feed(limit=1)
-    after = page.next
-    while page.messages:
-        page = client.feed(after)
-        after = page.next or after
-    client.publish(encode(message("after", channel_id)))
-    assert [found.message.message_id for found in client.feed(after).messages] == ["after"]
-
-
-def test_gaps_are_what_histories_name_and_the_node_lacks(
-    client: EitherClient, channel_id: str
-) -> None:
-    history = (HistoryEntry("lost", b"look here"), HistoryEntry("here"))
-    client.publish(encode(message("here", channel_id)))
-    client.publish(encode(message("late", channel_id, causal_history=history)))
-    [gap] = client.gaps(channel_id)
-    assert (gap.message_id, gap.retrieval_hints) == ("lost", (b"look here",))
-
-
-def test_the_order_of_a_channel_is_read_page_by_page(client: EitherClient, channel_id: str) -> None:
-    def sent(message_id: str, *causes: str) -> bytes:
-        history = tuple(map(HistoryEntry, causes))
-        return encode(
-            message(message_id, channel_id, causal_history=history, sender_id=message_id[0])
-        )
-
-    for frame in (sent("a0"), sent("b0", "a0"), sent("c0", "b0")):
-        client.publish(frame)
-    first = client.order(channel_id, ["a", "b", "c"], limit=2, with_messages=True)
-    assert (first.confirmed_count, first.tail_count, first.is_complete) == (1, 2, True)
-    assert [(each.message_id, each.is_confirmed) for each in first.items] == [
-        ("a0", True),
-        ("b0", False),
-    ]
-    assert [each.message.message.message_id for each in first.items] == ["a0", "b0"]
-    last = client.order(channel_id, ["c", "b", "a"], after=first.next)
-    assert [(each.message_id, each.sender_id) for each in last.items] == [("c0", "c")]
-    assert (last.next, last.items[0].message) == (None, None)
-    for frame in (sent("a1", "a0", "c0"), sent("b1", "b0")):
-        client.publish(frame)
-    later = client.order(channel_id, ["a", "b", "c"], after=first.next_confirmed)
-    assert [each.message_id for each in later.items][:1] == ["b0"]
-    alone = client.order(channel_id, [], non_indexers=["a"], relayed=["b"])
-    assert [each.kind for each in alone.breaches] == ["no_indexers"]
-    with pytest.raises(StoreError) as refused:
-        client.order(channel_id, ["a"], after=first.next)
-    assert refused.value.code == "invalid_cursor"
-
-
-def test_variants_of_one_id_are_told_apart_by_digest(client: EitherClient, channel_id: str) -> None:
-    one, other = message("same", channel_id, 1), message("same", channel_id, 2)
-    list(client.publish_batch([encode(one), encode(other, Dialect.NIM)]))
-    assert client.get("same", channel_id).message == one
-    variant = client.get("same", channel_id, entry_digest(other))
-    assert (variant.message, variant.dialect) == (other, "nim")
 
 
 def test_what_is_not_there_is_not_found(client: EitherClient) -> None:
@@ -240,43 +144,6 @@ def test_the_node_says_who_it_is_and_whom_it_knows(client: EitherClient) -> None
     assert about.limits["frame_bytes_max"] == 1024 * 1024
     assert client.peers() == []
     assert client.syncs() == []
-
-
-def test_a_frame_that_is_too_large_is_refused_with_its_code(
-    client: EitherClient, channel_id: str
-) -> None:
-    frame = encode(Message("big", channel_id, lamport_timestamp=1, content=bytes(1024 * 1024)))
-    with pytest.raises(StoreError) as refused:
-        client.publish(frame)
-    assert (refused.value.code, refused.value.status) == ("frame_too_large", 413)
-
-
-def test_a_request_that_is_no_reconciliation_is_refused(client: EitherClient) -> None:
-    with pytest.raises(StoreError) as refused:
-        client.recon(b"\xff\xff")
-    assert refused.value.code == "invalid_recon_request"
-
-
-def test_two_nodes_are_made_equal_by_a_sync_that_a_client_asks_for(
-    node: RunningNode, tmp_path: Path, channel_id: str
-) -> None:
-    with (
-        running_node(tmp_path) as other,
-        StoreClient(node.url, token=token_for(node.url)) as here,
-        StoreClient(other.url, token=token_for(other.url)) as there,
-    ):
-        list(here.publish_batch(encode(message(f"h{n}", channel_id, n)) for n in range(50)))
-        list(there.publish_batch(encode(message(f"t{n}", channel_id, n)) for n in range(50)))
-        sync = there.start_sync(node.url, [channel_id])
-        deadline_s = time.monotonic() + 30
-        while sync.state == "running" and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-            sync = there.sync(sync.id)
-        assert sync.document["report"]["outcome"] == "in_sync"
-        ours = {found.digest for found in here.messages(channel_id)}
-        assert ours == {found.digest for found in there.messages(channel_id)}
-        assert len(ours) == 100
-        assert all(found.message.kind is Kind.CONTENT for found in there.messages(channel_id))
 
 
 @pytest.mark.parametrize("kind", [StoreClient, AsyncStoreClient])

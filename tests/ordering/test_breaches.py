@@ -51,12 +51,6 @@ def test_the_message_beside_a_fork_is_the_first_that_it_does_not_see_of_whicheve
     assert (breach.sender_id, breach.message_id, breach.other_message_id) == ("b", "b3", "b1")
 
 
-def test_the_first_fork_of_each_indexer_is_named() -> None:
-    text = "a0, a1, a2, b0, b1, " + ", ".join(f"a{i}" for i in range(3, 500))
-    breaches = ordered(text).breaches
-    assert [(each.sender_id, each.message_id) for each in breaches] == [("a", "a1"), ("b", "b1")]
-
-
 def test_after_a_fork_nothing_more_is_confirmed_and_nothing_confirmed_moves() -> None:
     ordering = ordered(CHAIN)
     confirmed = ordering.confirmed
@@ -104,16 +98,6 @@ def test_a_message_waits_for_its_causes_and_circles_wait_for_ever() -> None:
     assert ordering.tail == ["a0", "lost", "b0", "x", "b1", "y", "self"]
 
 
-def test_no_more_messages_of_indexers_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_module, "WAITING_MAX", 2)
-    ordering = Ordering(Roles(indexers=("a",)))
-    ordering.add("1", "a", ("missing",))
-    ordering.add("2", "a", ("1", "missing"))
-    with pytest.raises(OrderingError, match="too_many_waiting"):
-        ordering.add("3", "a", ("2", "missing"))
-    assert ordering.add("missing", "b", ()).placed == 3
-
-
 def test_no_more_causes_are_waited_for_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "WAITING_CAUSES_MAX", 5)
     ordering = Ordering(Roles(indexers=("a",)))
@@ -140,50 +124,6 @@ def test_other_writers_who_name_ghosts_leave_room_for_indexers_messages_that_wai
         ordering.add(f"a{number}", "a", ("later", *([f"a{number - 1}"] if number else [])))
     ordering.add("later", "b", ())
     assert ordering.confirmed == ["later", "a0", "a1", "a2", "a3"]
-
-
-def test_messages_that_one_arrival_releases_are_ordered_in_steps() -> None:
-    sent = [("a0", "a", ("late",)), *((f"a{n}", "a", (f"a{n - 1}",)) for n in range(1, 10_000))]
-    ordering, whole = (Ordering(Roles(indexers=("a",))) for _ in range(2))
-    for each in sent:
-        ordering.add(*each)
-    assert ordering.add("late", "b", ()).placed <= 1_000
-    steps, placed = 0, len(ordering)
-    while ordering.is_behind:
-        change = ordering.go_on()
-        assert 0 < change.placed <= 1_000
-        steps, placed = steps + 1, placed + change.placed
-    assert (steps, placed) == (10, 10_001)
-    for each in [("late", "b", ()), *sent]:
-        whole.add(*each)
-    assert (ordering.confirmed, ordering.tail) == (whole.confirmed, whole.tail)
-
-
-def test_many_causes_that_arrive_one_by_one_are_counted_and_not_searched() -> None:
-    ordering = Ordering(Roles(indexers=("a",)))
-    causes = [f"c{i}" for i in range(2_000)]
-    ordering.add("last", "z", causes)
-    for each in causes[:-1]:
-        assert ordering.add(each, "c", ()).placed == 1
-    assert ordering.waiting == ["last"]
-    assert ordering.add(causes[-1], "c", ()).placed == 2
-    assert ordering.tail[-1] == "last"
-
-
-def test_ids_that_are_no_text_are_ordered_too() -> None:
-    ordering = Ordering(Roles(indexers=("a",)))
-    for each in ("\ud800", "\x00", "", "\U0010ffff"):
-        ordering.add(each, each, ())
-    assert ordering.tail == ["", "\x00", "\ud800", "\U0010ffff"]
-
-
-def test_a_message_that_is_added_again_changes_nothing() -> None:
-    ordering = ordered(CHAIN)
-    before = ordering.confirmed, ordering.tail
-    change = ordering.add("b0", "b", ("a0",))
-    assert (change.confirmed, change.rewound, change.placed) == ((), 0, 0)
-    assert (ordering.confirmed, ordering.tail) == before
-    assert not ordering.breaches
 
 
 @pytest.mark.parametrize(

@@ -33,27 +33,6 @@ def test_new_indexers_confirm_what_comes_after_the_message() -> None:
     assert changed.tail == ["a2", "d1"]
 
 
-def test_what_a_new_indexer_wrote_before_its_roles_began_is_no_fork() -> None:
-    # d wrote before without naming its own messages; they are as those of others until it names b0.
-    sent = graph(f"d0, d1: a0, {CHAIN}, d2: d1 b0 b1, a2: a1 d2 b1, b2: a2 b1, d3: b2 d2")
-    ordering = ordered(sent, "abc")
-    changed = ordering.with_roles(Roles(indexers=("a", "b", "d")), after="b0")
-    assert not changed.breaches
-    assert changed.confirmed == ["a0", "b0", "a1", "b1", "d1", "d2", "a2"]
-    assert changed.tail == ["b2", "d3", "c0", "d0"]
-
-
-def test_the_ordering_that_was_changed_stays_as_it_was() -> None:
-    ordering = ordered(graph(CHAIN), "abc")
-    before = ordering.confirmed, ordering.tail
-    changed = ordering.with_roles(Roles(indexers=("z",)), after="a0")
-    changed.add("z0", "z", ["b1"])
-    assert changed.confirmed == ["a0"]
-    changed.add("z1", "z", ["a0", "z0"])
-    assert changed.confirmed == ["a0", "z0", "z1"]
-    assert (ordering.confirmed, ordering.tail) == before
-
-
 def test_indexers_change_at_confirmed_messages_only() -> None:
     ordering = ordered(graph(CHAIN), "abc")
     for each in ("a1", "unknown"):
@@ -73,15 +52,6 @@ def test_a_forked_indexer_can_be_left_out_at_the_last_confirmed_message() -> Non
     later = changed.with_roles(Roles(indexers=("c",)), after="b1")
     later.add("c2", "c", ("b1", "c1"))
     assert later.confirmed == ["a0", "b0", "c0", "a1", "b1", "c1", "c2"]
-
-
-def test_messages_that_wait_and_relayed_ones_are_taken_along() -> None:
-    ordering = Ordering(Roles(indexers=("s",), relayed=frozenset("r")))
-    for each in graph("s0, r0: s0, w0: lost, s1: r0 s0"):
-        ordering.add(*each)
-    changed = ordering.with_roles(Roles(indexers=("s",)), after="s0")
-    assert whole(changed) == ["s0", "r0", "s1"]
-    assert (changed.waiting, changed.missing) == (["w0"], ["lost"])
 
 
 @pytest.mark.parametrize("seed", range(25))

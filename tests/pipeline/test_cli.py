@@ -7,7 +7,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from app.cli.output import Exit
@@ -95,16 +94,3 @@ def test_a_change_in_a_copied_child_leaves_the_parent_as_it_was(
         file.write(b"changed in place")
     assert cli("snapshot", "verify", child).code == Exit.NO
     assert cli("snapshot", "verify", parent).code == Exit.DONE
-
-
-def test_the_logs_are_one_file_with_a_name(snapshot: Path, tmp_path: Path) -> None:
-    assert cli("snapshot", "logs", snapshot, "--out", tmp_path / "logs").code == Exit.DONE
-    assert [each.name for each in (tmp_path / "logs").iterdir()] == ["logs.parquet"]
-    table = pq.read_table(tmp_path / "logs" / "logs.parquet")
-    assert table.num_rows == 3_000
-    assert table.column_names[-1] == "position"
-
-
-def test_a_folder_without_snapshots_is_said_to_have_none(tmp_path: Path) -> None:
-    listed = cli("snapshot", "list", tmp_path)
-    assert (listed.code, listed.out, listed.err) == (0, "", f"no snapshots in {tmp_path}\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -146,37 +145,6 @@ def test_different_sides_are_compared_without_a_process_of_java(
             "message_id",
             "digest",
         ]
-
-
-PEAK = """
-import resource, sys
-from pathlib import Path
-import pipeline.diff as diffs
-diffs._BUCKET_ROWS = diffs._READ_ROWS = 4_096
-def peak_bytes(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-small, large = ([Path(each) for each in pair] for pair in (sys.argv[1:3], sys.argv[3:5]))
-diffs.diff(*small, 10)
-before = peak_bytes()
-assert diffs.diff(*large, 10).left_only.count == 200_000
-print(peak_bytes() - before)
-"""
-
-
-def test_memory_is_bounded_by_a_bucket_and_not_by_the_rows(tmp_path: Path) -> None:
-    """400,000 rows that differ, 52 bytes each, next to 8,000."""
-    world = random.Random(3)
-    folders = [
-        write_side(
-            tmp_path / f"{name}{count}",
-            [("c", n, "", world.randbytes(32)) for n in range(count)],
-            4_000,
-        )
-        for count in (4_000, 200_000)
-        for name in "ab"
-    ]
-    command = [sys.executable, "-c", PEAK, *map(str, folders)]
-    grown_bytes = int(subprocess.check_output(command))
-    assert grown_bytes < 400_000 * 52 / 2
 
 
 @pytest.mark.parametrize("damage", ["missing", "not Parquet", "a page", "a digest of 31 bytes"])

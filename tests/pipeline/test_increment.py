@@ -15,7 +15,7 @@ import pytest
 from pipeline import export
 from pipeline.database import Interval, Scan
 from pipeline.export import ENTRIES_TABLE, Exported, Part, Route, export_tables
-from pipeline.manifest import Manifest, ManifestError, Summary
+from pipeline.manifest import Manifest, Summary
 from tests.pipeline.test_parts import MANIFEST
 from tests.support.snapshots import conversation, fill_store
 
@@ -64,19 +64,6 @@ class Chain:
         return [(each.first, each.last, each.count) for each in self.ranges]
 
 
-def test_no_file_spans_a_range_that_is_written_again(tmp_path: Path) -> None:
-    chain = Chain(tmp_path)
-    chain.grow(100)
-    chain.grow(30)
-    assert chain.bounds() == [(1, 100, 100), (101, 130, 30)]
-    with closing(sqlite3.connect(chain.path)) as connection, connection:
-        connection.execute("UPDATE messages SET frame_bytes = 0 WHERE seq = 110")
-        connection.execute("DELETE FROM frames WHERE seq = 110")
-    chain.grow(60)
-    assert chain.bounds() == [(1, 100, 100), (101, 130, 30), (131, 190, 60)]
-    chain.manifest().check()
-
-
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"rotten")])
 def test_a_file_of_the_parent_that_is_gone_or_rotten_is_written_again(
     tmp_path: Path, change: Callable[[Path], object]
@@ -108,14 +95,3 @@ def test_a_frame_that_the_store_has_lost_is_counted_and_written_once_it_is_mende
         connection.execute("UPDATE frames SET (codec, data) = (?, ?) WHERE seq = 7", whole)
     assert chain.grow(0).bytes_written > 0
     assert chain.manifest().lost_count == 0
-
-
-def test_a_manifest_whose_ranges_overlap_is_refused(tmp_path: Path) -> None:
-    chain = Chain(tmp_path)
-    chain.grow(100)
-    chain.grow(20)
-    first, second = chain.ranges
-    file = replace(second.file, path=second.file.path.replace(f"{101:019d}", f"{100:019d}"))
-    chain.ranges = first, replace(second, first=100, file=file)
-    with pytest.raises(ManifestError, match="overlaps"):
-        chain.manifest().check()

@@ -16,8 +16,6 @@ from pipeline import verify
 from pipeline.export import export_snapshot
 from pipeline.roots import channel_summaries
 from pipeline.verify import Fault, Finding, compare_with_node
-from sdstore.client.clients import StoreClient
-from sdstore.client.records import PublishItem
 from sdstore.sds.codec import decode
 from tests.support.server import running_node
 from tests.support.snapshots import CHANNELS, conversation, fill_store
@@ -71,24 +69,3 @@ def test_every_channel_is_judged_and_those_that_grew_in_one_query(
     assert held[same] == first[same]
     # Both channels that grew at once, and the torn one again, which might have grown meanwhile.
     assert summed.call_count == 3
-
-
-def test_a_channel_that_grew_between_two_questions_is_asked_about_again(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [messages] = [each for each in by_channel(list(islice(conversation(seed=33), 200))) if each][:1]
-    url = fill(tmp_path / "a", messages[:-2])
-    export_snapshot(spark, url, tmp_path / "snapshot")
-    late, fetch = [PublishItem(messages[-1].frame)], verify._newest
-
-    def fetch_late(client: StoreClient, channel_id: str, count: int) -> Iterator[bytes]:
-        """The first time the node receives something between its root and its newest entries."""
-        while late:
-            client.publish_batch([late.pop()])
-        return fetch(client, channel_id, count)
-
-    fill_store(url, iter(messages[-2:-1]), 1)
-    monkeypatch.setattr(verify, "_newest", fetch_late)
-    with running_node(tmp_path / "a") as node:
-        assert list(compared(spark, tmp_path / "snapshot", node.url)) == []
-    assert late == []

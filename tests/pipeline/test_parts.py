@@ -9,10 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import date, timedelta
-from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,18 +18,11 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from rich.console import Console
-from rich.progress import Progress
 
 from app.roots import root
-from pipeline import manifest, steps
-from pipeline.cli import reason_of
+from pipeline import manifest
 from pipeline.columns import digest_array, readme
 from pipeline.database import DatabaseError, open_database, shown
-from pipeline.export import merged_tail
 from pipeline.manifest import (
     SCHEMA_VERSION,
     EntryRange,
@@ -54,8 +44,6 @@ from pipeline.manifest import (
     write_file,
 )
 from pipeline.queries import shape_of
-from pipeline.report import page, pictures
-from pipeline.restore import stretches
 from pipeline.session import java_home
 from tests.support.cli import cli
 
@@ -91,13 +79,6 @@ def test_a_root_is_blake3_over_the_sorted_digests_each_once(digests: list[bytes]
     twice = [b"x", *digests, *digests[:2]]
     column = pa.array(twice, pa.binary())[1:]  # a slice: buffers begin elsewhere
     assert root(digest_array(column)) == blake3(b"".join(sorted(digests))).digest()
-
-
-def test_ranges_that_overlap_are_restored_together() -> None:
-    """Between two days a clock may go back and forth."""
-    a, b, c, d = (entry_range(first, count) for first, count in ((1, 10), (2, 3), (10, 5), (15, 1)))
-    assert list(stretches([d, c, b, a])) == [[a, b, c], [d]]
-    assert list(stretches([])) == []
 
 
 def test_digests_of_another_length_are_refused() -> None:
@@ -151,27 +132,6 @@ def with_path(path: str) -> Manifest:
 def test_a_sealed_manifest_that_contradicts_itself_is_refused(lie: Manifest) -> None:
     with pytest.raises(ManifestError):
         Manifest.from_bytes(lie.to_bytes())
-
-
-def test_many_small_exports_make_few_files_and_rewrite_little() -> None:
-    ranges: list[EntryRange] = []
-    rewritten = next_seq = 0
-    for _ in range(1_000):
-        tail = merged_tail(ranges, 10, 131_072)
-        count = 10 + sum(each.count for each in tail)
-        rewritten += count
-        first = tail[0].first if tail else next_seq
-        ranges = [*ranges[: len(ranges) - len(tail)], entry_range(first, count)]
-        next_seq += 10
-    assert sum(each.count for each in ranges) == 10_000
-    assert len(ranges) <= 12
-    assert rewritten <= 10_000 * 12
-
-
-def test_only_ranges_of_one_day_are_merged() -> None:
-    ranges = [entry_range(1, 5, "2026-01-01"), entry_range(6, 5, "2026-01-02")]
-    assert merged_tail(ranges, 100, 131_072) == ranges[1:]
-    assert merged_tail(ranges, 0, 131_072) == []
 
 
 def test_a_folder_is_published_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -270,133 +230,6 @@ def test_depth_and_width_are_those_of_a_plain_search(parents: list[list[int]]) -
     assert shape.cyclic_count == len(known) - len(levels)
 
 
-def test_names_of_channels_are_drawn_as_they_are() -> None:
-    names = ["a$^$b", "_", "\u6f22", "long " * 100]
-    activity = pa.table(
-        {
-            "channel_id": names,
-            "day": pa.array([0] * len(names), pa.date32()),
-            "messages": [1] * len(names),
-            "frame_bytes": [1] * len(names),
-        }
-    )
-    nothing = activity.slice(0, 0)
-    drawn = pictures({"activity": activity, "lags": nothing, "graphs": nothing}, "a$^$b")
-    assert drawn.keys() == {"messages"}  # and nobody was warned of anything
-
-
-def report_tables(days: int, channels: int, width: int = 2) -> dict[str, pa.Table]:
-    """Tables as a report has them, for so many days and channels."""
-    rows = [
-        {
-            "channel_id": f"channel {number}",
-            "day": date(2026, 1, 1) + timedelta(day),
-            "messages": 10,
-        }
-        for number in range(channels)
-        for day in range(days)
-    ]
-    activity = pa.Table.from_pylist([{**row, "frame_bytes": 3_000} for row in rows])
-    lags = [{**row, "lag_s_median": 2.0, "lag_s_p95": 4_000.0} for row in rows]
-    graphs = [
-        {"channel_id": f"channel {number}", "messages": 10, "depth": 5 + number, "width": width}
-        for number in range(channels)
-    ]
-    return {
-        "activity": activity,
-        "lags": pa.Table.from_pylist(lags),
-        "graphs": pa.Table.from_pylist(graphs),
-    }
-
-
-def test_a_picture_that_one_day_cannot_show_is_left_out() -> None:
-    assert pictures(report_tables(1, 3), "s").keys() == {"messages", "lags", "graphs"}
-    assert pictures(report_tables(2, 3), "s").keys() == {"messages", "growth", "lags", "graphs"}
-
-
-def texts_of(name: str, tables: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Everything that is written in a picture."""
-    figures: list[Figure] = []
-
-    def keep(figure: Figure, sink: BytesIO, **_: object) -> None:
-        figure.draw_without_rendering()
-        figures.append(figure)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Figure, "savefig", keep)
-        names = list(pictures(tables, "monday, exported 2026-01-05 12:00 UTC"))
-    return [text.get_text() for text in figures[names.index(name)].findobj(Text) if text.get_text()]
-
-
-def test_pictures_name_the_snapshot_and_channels_in_order_and_count_in_whole_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for days, others in ((1, []), (3, ["growth"])):
-        for name in ("messages", "lags", "graphs", *others):
-            texts = texts_of(name, report_tables(days, 12), monkeypatch)
-            assert "monday, exported 2026-01-05 12:00 UTC" in texts
-            assert not [text for text in texts if "mathdefault" in text or "times10" in text]
-    shown = texts_of("messages", report_tables(1, 12), monkeypatch)
-    # As many messages in each channel: then by name.
-    assert list(dict.fromkeys(text for text in shown if text.startswith("'channel"))) == [
-        f"'channel {number}'" for number in (0, 1, 10, 11, 2, 3, 4, 5, 6)
-    ]
-    # One narrow channel: no tick between two whole numbers.
-    ticks = [
-        text for text in texts_of("graphs", report_tables(1, 1), monkeypatch) if text[0].isdigit()
-    ]
-    assert all(text.isdigit() for text in ticks)
-
-
-def test_thousands_of_small_channels_leave_the_large_ones_their_bars(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tables = report_tables(1, 5_000)
-    counts = [1_000 - number if number < 9 else 10 for number in range(5_000)]
-    tables["activity"] = tables["activity"].set_column(2, "messages", pa.array(counts))
-    longest: list[float] = []
-    drawn = Axes.barh
-
-    def keep(axes: Axes, rows: Any, widths: Any, **options: Any) -> Any:
-        longest.append(max(widths))
-        return drawn(axes, rows, widths, **options)
-
-    monkeypatch.setattr(Axes, "barh", keep)
-    texts = texts_of("messages", tables, monkeypatch)
-    assert longest == [1_000]
-    assert "and 49,910 messages in 4,991 others" in texts
-
-
-def test_a_bar_counts_rows_and_is_full_when_its_step_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(steps, "_POLL_S", 0.001)
-    seen: list[float] = []
-    shown = Mock(spec=Progress, disable=False)
-    shown.update.side_effect = lambda _, completed: seen.append(completed)
-    counts = iter([0, 100, 450])
-    with steps._followed(shown, "Export", lambda: next(counts, 450), 400):
-        while len(seen) < 3:
-            time.sleep(0.001)
-    assert seen[:3] == [0, 100, 400]
-    assert seen[-1] == 400
-
-
-def test_a_bar_says_how_much_of_how_much() -> None:
-    sink = StringIO()
-    with steps.bar(Console(file=sink, force_terminal=True, width=100)) as shown:
-        shown.add_task("Export", completed=65_536, total=400_000, unit="rows")
-    assert "65,536 of 400,000 rows" in sink.getvalue()
-
-
-def test_a_page_says_which_table_is_cut() -> None:
-    table = pa.table({"channel_id": ["a", "b"]})
-    assert "2 of 2 rows; all:" in page("monday", MANIFEST, {"gaps": table}, (), rows_max=3)
-    assert "2 of the first 2 rows; the rest" in page(
-        "monday", MANIFEST, {"gaps": table}, (), rows_max=2
-    )
-
-
 def test_the_readme_of_a_snapshot_explains_every_column() -> None:
     text = readme()
     for column in ("causal_history", "frame_hash", "claim_id", "lamport_first"):
@@ -445,16 +278,6 @@ def test_snapshots_with_equal_roots_are_equal_without_spark_or_java(
         assert report["left_only"] == report["right_only"] == {"count": 0, "rows": []}
     assert time.process_time() - started < 4
     assert cli("snapshot", "diff", FIRST_VERSION, tmp_path / "nowhere").code == 1
-
-
-def test_of_what_spark_tells_one_line_says_why() -> None:
-    report = (
-        "An exception was thrown\nTraceback (most recent call last):\n"
-        '  File "worker.py", line 1, in main\n    run(a: int)\n'
-        "OSError: [Errno 28] No space left on device\n\n\tat org.apache.spark.Task.run\n"
-    )
-    assert reason_of(report) == "OSError: [Errno 28] No space left on device"
-    assert reason_of("Job aborted\n\tat org.apache") == "Job aborted"
 
 
 def test_a_file_that_is_no_store_is_told_apart(tmp_path: Path) -> None:

@@ -195,20 +195,6 @@ def test_a_cluster_exports_verifies_and_compares(
     assert run(tmp_path, "diff", "a", url)["equal"]
 
 
-def test_on_a_cluster_the_size_of_shuffles_is_left_to_spark(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """The driver is up before the first executor, and cannot count their cores."""
-    code = (
-        "import sys; from pipeline.session import spark_session\n"
-        "with spark_session(sys.argv[1]) as spark:\n"
-        "    print(spark.conf.get('spark.sql.shuffle.partitions'))"
-    )
-    command = [sys.executable, "-c", code, cluster.url]
-    printed = subprocess.check_output(command, env=cluster.environment, cwd=tmp_path)
-    assert printed.split() == [b"200"]
-
-
 def test_an_export_survives_an_executor_that_is_killed(
     cluster: Cluster, url: str, tmp_path: Path
 ) -> None:
@@ -222,18 +208,6 @@ def test_an_export_survives_an_executor_that_is_killed(
     assert process.returncode == 0, err.decode()
     assert run(tmp_path, "verify", str(target))["findings"] == []
     assert manifests.load(target).entries.count == MESSAGES
-
-
-def test_a_restore_survives_an_executor_that_is_killed(
-    cluster: Cluster, url: str, snapshot: Path, tmp_path: Path
-) -> None:
-    """Executors verify what is then brought in."""
-    restore, database = restore_into(tmp_path / "new.db", snapshot)
-    process = start(tmp_path, *restore, master=cluster.url)
-    os.kill(wait_until(cluster.executors_at_work, process)[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == 0, err.decode()
-    assert_copied(url, database)
 
 
 @pytest.mark.parametrize("after_s", [0, 0.7, 2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,21 +9,18 @@ import pyarrow.csv
 import pytest
 
 from app.ingest.prepare import Publication
-from pipeline import queries
 from pipeline.export import export_snapshot
-from pipeline.queries import clocks, graphs
 from pipeline.report import write_report
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
 from tests.support.snapshots import fill_store
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
 
 CHANNEL = "<b>chat</b>"
-DAY = date(2026, 1, 1)
 
 
 def message(name: str, sender: str, lamport: int, *named: str, content: bytes = b"x") -> Message:
@@ -83,52 +79,3 @@ def test_a_report_counts_what_is_there(spark: SparkSession, tmp_path: Path) -> N
     assert CHANNEL not in page
     assert pyarrow.csv.read_csv(tmp_path / "out" / "activity.csv").num_rows == 2
     assert (tmp_path / "out" / "messages.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_report_of_one_day_has_no_picture_of_growth_and_names_its_snapshot(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    url = f"sqlite:///{tmp_path / 'sdstore.db'}"
-    fill_store(url, (Publication(encode(each)) for each in CONVERSATION), len(CONVERSATION))
-    export_snapshot(spark, url, tmp_path / "monday")
-    write_report(spark, tmp_path / "monday", tmp_path / "out")
-    assert not (tmp_path / "out" / "growth.png").exists()
-    assert (tmp_path / "out" / "messages.png").exists()
-    assert "<h1>Snapshot monday</h1>" in (tmp_path / "out" / "index.html").read_text()
-
-
-def arrived(spark: SparkSession, messages: list[Message]) -> DataFrame:
-    """The columns that queries about one channel's clocks and graph read."""
-    rows = [
-        (each.channel_id, seq, DAY, each.message_id, each.sender_id, each.lamport_timestamp, named)
-        for seq, each in enumerate(messages, 1)
-        for named in [[(entry.message_id,) for entry in each.causal_history]]
-    ]
-    columns = "channel_id string, seq bigint, day date, message_id string, sender_id string"
-    history = "array<struct<message_id: string>>"
-    return spark.createDataFrame(
-        rows, f"{columns}, lamport_timestamp bigint, causal_history {history}"
-    )
-
-
-def test_clocks_at_both_ends_of_64_bits_are_told_apart(spark: SparkSession) -> None:
-    last = 2**63 - 1
-    torn = [message(f"torn-{n}", "alice", n % 2 * last) for n in range(20)]
-    assert clocks(arrived(spark, torn)).collect() == []
-    odd = [message("low", "alice", -(2**31)), message("high", "bob", last)]
-    steady = [message(f"m{n}", "alice", n) for n in range(20)]
-    found = clocks(arrived(spark, [*steady[:10], *odd, *steady[10:]])).collect()
-    distances = {row["message_id"]: int(row["distance"]) for row in found}
-    assert distances.keys() == {"low", "high"}
-    assert abs(distances["high"] - last) <= 20
-    assert abs(distances["low"] - 2**31) <= 20
-
-
-def test_a_graph_is_that_of_the_newest_messages_whose_edges_fit(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chain = [message("m0", "alice", 0), message("m1", "alice", 1, "m0")]
-    chain += [message(f"m{n}", "alice", n, f"m{n - 1}", f"m{n - 2}") for n in range(2, 6)]
-    monkeypatch.setattr(queries, "GRAPH_EDGES_MAX", 7)
-    [row] = graphs(arrived(spark, chain)).collect()
-    assert (row["messages"], row["depth"], row["cyclic"]) == (3, 3, 0)

@@ -7,12 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from pyspark.sql import functions as f
-from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, StringContains
 
 from pipeline.database import Interval, Scan, open_database
-from pipeline.source import narrow
 from tests.support.snapshots import CHANNELS, FIRST_DAY_MS, conversation, fill_store
 from tests.support.streams import stream_available, streamed
 
@@ -65,25 +62,6 @@ def test_filters_that_sql_answers_change_no_result_and_read_no_other_row(
     assert rows_read(seqs) == len(expected)
 
 
-def test_a_filter_becomes_a_bound_of_the_scan_or_is_given_back() -> None:
-    scan = Scan()
-    lamport = narrow(scan, GreaterThan(("lamport_timestamp",), 9))
-    assert lamport is not None
-    assert lamport.lamport.first == 10
-    arrival = narrow(
-        scan, LessThanOrEqual(("received_at",), datetime(1970, 1, 1, 0, 0, 0, 1999, UTC))
-    )
-    assert arrival is not None
-    assert arrival.received_ms.last == 1
-    channels = narrow(scan, In(("channel_id",), ("a", None, "b")))
-    assert channels is not None
-    both = narrow(channels, EqualTo(("channel_id",), "b"))
-    assert both is not None
-    assert both.channel_ids == {"b"}
-    assert narrow(scan, StringContains(("channel_id",), "a")) is None
-    assert narrow(scan, EqualTo(("message_id",), "a")) is None
-
-
 def test_a_read_does_not_see_what_arrives_after_it_was_planned(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -94,13 +72,6 @@ def test_a_read_does_not_see_what_arrives_after_it_was_planned(
     fill_store(url, messages, 200)
     assert planned.count() == 300
     assert read(spark, url).count() == 500
-
-
-def test_an_unknown_url_says_so(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="there is no database"):
-        read(spark, f"sqlite:///{tmp_path / 'nothing.db'}").count()
-    with pytest.raises(Exception, match="the option url is missing"):
-        spark.read.format("sdstore").load().count()
 
 
 def test_a_stream_that_is_restarted_writes_every_entry_once(

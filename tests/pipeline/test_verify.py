@@ -20,9 +20,8 @@ from app.roots import root
 from pipeline import export, roots
 from pipeline import manifest as manifests
 from pipeline.columns import digest_array
-from pipeline.diff import diff
-from pipeline.export import Exported, ParentMismatchError, Route, export_snapshot, export_tables
-from pipeline.manifest import FileRecord, Manifest, PipelineError, PublishError, Summary, write_file
+from pipeline.export import Exported, Route, export_snapshot, export_tables
+from pipeline.manifest import Manifest, PipelineError, Summary, write_file
 from pipeline.restore import restore_snapshot
 from pipeline.tables import entry_facts, parquet_bytes, read_entries
 from pipeline.verify import Fault, verify_snapshot
@@ -106,16 +105,6 @@ def test_a_row_that_was_left_out_shows_in_the_totals(
     assert {each.fault for each in findings} <= {Fault.ROOT_DIFFERS, Fault.CLAIM_WITHOUT_ENTRY}
 
 
-def test_a_row_that_is_there_twice_shows_in_the_totals(
-    spark: SparkSession, snapshot: Path, tmp_path: Path
-) -> None:
-    forged(
-        snapshot, tmp_path / "forged", lambda table: pa.concat_tables([table, table.slice(5, 1)])
-    )
-    findings = verify_snapshot(spark, tmp_path / "forged").findings
-    assert [each.fault for each in findings] == [Fault.ROOT_DIFFERS]
-
-
 @pytest.mark.parametrize("bits", [0, 3, 16])
 def test_roots_are_the_same_however_finely_a_set_is_cut(
     spark: SparkSession, snapshot: Path, bits: int, monkeypatch: pytest.MonkeyPatch
@@ -183,20 +172,6 @@ def test_a_damaged_snapshot_restores_what_is_whole_of_it(
     assert restored.written_count == 3_000 - lost.count
 
 
-def test_one_channel_is_exported_alone_and_days_are_folders(
-    spark: SparkSession, store_url: str, tmp_path: Path
-) -> None:
-    one = export_snapshot(spark, store_url, tmp_path / "one", channel_ids=[CHANNELS[2], "unknown"])
-    assert {each.day for each in one.entry_ranges} == {"2026-01-01", "2026-01-02", "2026-01-03"}
-    found = spark.read.parquet(str((tmp_path / "one" / "entries").absolute()))
-    assert [row[0] for row in found.select("channel_id").distinct().collect()] == [CHANNELS[2]]
-    assert verify_snapshot(spark, tmp_path / "one").findings == ()
-    with pytest.raises(ParentMismatchError):
-        export_snapshot(spark, store_url, tmp_path / "all", parent=tmp_path / "one")
-    with pytest.raises(PublishError):
-        export_snapshot(spark, store_url, tmp_path / "one")
-
-
 def test_an_export_fails_where_not_all_that_was_written_is_there(
     spark: SparkSession, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,27 +186,6 @@ def test_an_export_fails_where_not_all_that_was_written_is_there(
     with pytest.raises(PipelineError, match="do all workers share the folder"):
         export_snapshot(spark, store_url, tmp_path / "here")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_store_has_a_snapshot_too(spark: SparkSession, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'sdstore.db'}"
-    fill_store(url, conversation(seed=4), 0)
-    made = export_snapshot(spark, url, tmp_path / "empty")
-    assert (made.entries.count, made.entry_ranges) == (0, ())
-    assert verify_snapshot(spark, tmp_path / "empty").findings == ()
-    assert restore_snapshot(tmp_path / "empty", url).rows_count == 0
-
-
-def test_a_diff_names_what_each_side_lacks(snapshot: Path, tmp_path: Path) -> None:
-    """Two stores with a common past, each with messages of its own."""
-    url = f"sqlite:///{tmp_path / 'sdstore.db'}"
-    fill_store(url, conversation(seed=1), 2_950)
-    fill_store(url, conversation(seed=5), 20)
-    found = diff(snapshot, url, 3_000)
-    ours = {row["digest"] for row in found.left_only.rows}
-    theirs = {row["digest"] for row in found.right_only.rows}
-    assert (len(ours), len(theirs)) == (50, 20)
-    assert sum(each.left_count - each.right_count for each in found.ranges) == 30
 
 
 def test_retired_content_leaves_the_next_snapshot_and_roots_stay(
@@ -252,12 +206,3 @@ def test_retired_content_leaves_the_next_snapshot_and_roots_stay(
     assert retired["seq"].to_pylist() == [7]
     verified = verify_snapshot(spark, tmp_path / "b")
     assert (verified.findings, verified.retired_count, verified.lost_count) == ((), 1, 0)
-
-
-def test_the_digest_of_a_file_record_is_of_its_bytes(snapshot: Path) -> None:
-    manifest = manifests.load(snapshot)
-    for record in manifest.files():
-        content = (snapshot / record.path).read_bytes()
-        assert write_file(snapshot.parent / "again", record.path, content) == FileRecord(
-            record.path, len(content), record.digest
-        )

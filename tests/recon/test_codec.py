@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from recon.codec import (
     SPLIT,
-    column,
     implied_counts,
     pack_bounds,
     pack_counts,
@@ -23,15 +21,10 @@ from recon.codec import (
     pack_ranges,
     pack_varints,
     part_sizes,
-    unpack_bounds,
-    unpack_counts,
-    unpack_pairs_of_bits,
-    unpack_ranges,
     unpack_reply,
-    unpack_varints,
 )
 from recon.cuts import between, between_heads
-from recon.elements import END, START, Bound, Range, RangeColumns
+from recon.elements import START, Bound, Range, RangeColumns
 from recon.errors import RemoteProtocolError
 from recon.fetch import read_fetch
 from recon.initiator import Initiator
@@ -42,40 +35,6 @@ from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, view_of
 
 WORDS = st.integers(0, 2**64 - 1) | st.integers(0, 300)
-BOUNDS = st.builds(Bound, WORDS, st.just(0) | WORDS)
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.lists(WORDS, max_size=40), st.binary(max_size=5))
-def test_numbers_survive_and_tell_how_long_they_were(numbers: list[int], tail: bytes) -> None:
-    raw = pack_varints(np.array(numbers, np.uint64))
-    values, taken = unpack_varints(column(raw + tail), len(numbers))
-    assert values.tolist() == numbers
-    assert taken == len(raw)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(st.integers(0, 2**40), max_size=40), st.lists(st.integers(0, 3), max_size=40))
-def test_counts_and_kinds_survive(counts: list[int], kinds: list[int]) -> None:
-    raw = pack_counts(np.array(counts, np.int64))
-    assert unpack_counts(column(raw), len(counts))[0].tolist() == counts
-    raw = pack_pairs_of_bits(np.array(kinds, np.uint8))
-    assert unpack_pairs_of_bits(column(raw), len(kinds))[0].tolist() == kinds
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(st.tuples(WORDS, WORDS), max_size=40))
-def test_steps_and_heads_survive_but_for_what_a_head_class_drops(
-    rows: list[tuple[int, int]],
-) -> None:
-    steps, heads = (np.array([row[place] for row in rows], np.uint64) for place in (0, 1))
-    raw = column(pack_bounds(steps, heads))
-    back = unpack_bounds(raw, len(rows))
-    assert (back[0].tolist(), back[1].tolist(), back[2]) == (
-        steps.tolist(),
-        heads.tolist(),
-        len(raw),
-    )
 
 
 @settings(deadline=None, max_examples=200)
@@ -88,17 +47,6 @@ def test_a_bound_between_two_values_parts_them(a: int, b: int) -> None:
     assert low < cut <= high
     head = between_heads(low, high)
     assert low < head <= high
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.lists(BOUNDS, unique=True, max_size=30), st.data())
-def test_ranges_survive(bounds: list[Bound], data: st.DataObject) -> None:
-    edges = sorted({*bounds, START, END} if data.draw(st.booleans()) else set(bounds))
-    ranges = [Range(*pair) for pair in pairwise(edges)]
-    ranges = [span for span in ranges if data.draw(st.booleans())]
-    packed = pack_ranges(RangeColumns.of(*ranges))
-    back = unpack_ranges(*packed, 100)
-    assert [back[place] for place in range(len(back))] == ranges
 
 
 @settings(deadline=None, max_examples=100)

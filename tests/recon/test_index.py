@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +15,6 @@ from recon.elements import WHOLE, OrderWindow
 from recon.errors import LocalProtocolError
 from recon.index import SCAN_ROWS_MAX, RangeIndex
 from recon.session import SessionKey
-from recon.store import NO_SUMS, Run
 from recon.view import View, ViewCache
 from tests.recon.test_sync import ELEMENTS, crowd
 from tests.support.recon_talk import HEADER, Element, columns_of, insert, set_of
@@ -50,47 +48,6 @@ def test_inserting_counts_what_is_new_and_views_hold_their_groups(
     assert len(early) == len(late) == len(wanted)
     assert set_of(*early.elements(WHOLE)) == set_of(*late.elements(WHOLE)) == wanted
     assert early.summary(WHOLE) == late.summary(WHOLE)
-
-
-def test_large_batches_keep_duplicates_out_whatever_ties_and_heads_they_share() -> None:
-    for head_bytes in (1, 32):
-        elements = crowd(1, 4000, 30, head_bytes)
-        index, model = RangeIndex(), set()
-        for start in range(0, 4000, 900):
-            batch = elements[max(0, start - 500) : start + 900]
-            batch += batch[:50]
-            assert insert(index, batch) == len(set(batch) - model)
-            model |= set(batch)
-        view = View(index, KEY)
-        assert set_of(*view.elements(WHOLE)) == model
-
-
-def test_a_small_channel_is_found_among_many_rows() -> None:
-    index = RangeIndex()
-    for group in range(40):
-        insert(index, crowd(group, 1000, 2**40), group)
-    late = crowd(99, 20, 2**40)
-    insert(index, late, 7)
-    view = View(index, KEY, [7])
-    assert set_of(*view.elements(WHOLE)) == set(crowd(7, 1000, 2**40)) | set(late)
-    more = crowd(98, 30, 2**40)
-    insert(index, more, 7)
-    insert(index, crowd(97, 30, 2**40), 8)
-    assert view.refresh() == 30
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.integers(0, 10**6), st.sampled_from([1, 1000, 2**63]), st.integers(0, 700))
-def test_many_searches_in_a_long_column_find_what_single_ones_find(
-    seed: int, orders_max: int, extra: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    column = np.sort(rng.integers(0, orders_max, (1 << 17) + extra, dtype=np.uint64))
-    near = column[rng.integers(0, len(column), 400)] + rng.integers(0, 2, 400, dtype=np.uint64)
-    edges = [0, 1, orders_max, 2**64 - 1, column[0], column[-1], column[-1] + np.uint64(1)]
-    wanted = np.concatenate((near, np.array(edges, np.uint64)))
-    run = Run(column, None, NO_SUMS, NO_SUMS)
-    assert (run.first_at_least(wanted) == np.searchsorted(column, wanted)).all()
 
 
 def test_another_key_gives_other_hashes_and_short_ids() -> None:
@@ -134,15 +91,6 @@ def test_columns_of_the_wrong_shape_or_type_are_the_callers_fault() -> None:
         for take in (RangeIndex().insert, RangeIndex.from_sorted):
             with pytest.raises(LocalProtocolError, match="go together"):
                 take(*columns)
-
-
-def test_elements_that_came_after_a_checkpoint_are_known_one_by_one() -> None:
-    elements = sorted(crowd(2, 6_000, 5_500))
-    orders, ids = columns_of(elements[:1_000])
-    index = RangeIndex.from_sorted(orders, ids, np.zeros(1_000, np.uint32))
-    assert insert(index, elements[1_000:]) == 5_000
-    assert [insert(index, [each]) for each in elements[::97]] == [0] * len(elements[::97])
-    assert len(index) == 6_000
 
 
 def test_the_rows_of_groups_end_where_a_reader_stopped() -> None:
@@ -194,17 +142,6 @@ def test_a_view_of_an_earlier_one_under_another_key_equals_a_view_of_its_own(
         earlier = shared
 
 
-def test_a_view_under_another_key_shares_what_was_chosen_and_sorted() -> None:
-    index, count = RangeIndex(), 10_000
-    ids = np.random.default_rng(1).integers(0, 256, (count, 32), dtype=np.uint8)
-    index.insert(np.arange(count, dtype=np.uint64), ids, np.ones(count, np.uint32))
-    first = View(index, KEY, (1,))
-    other = first.under(SessionKey(b"b" * 16))
-    assert first.runs[0].orders is other.runs[0].orders
-    assert first.runs[0].rows is other.runs[0].rows
-    assert not np.array_equal(first.runs[0].low, other.runs[0].low)
-
-
 @pytest.fixture
 def threads_in_turns() -> Iterator[ThreadPoolExecutor]:
     """Threads that take turns as often as the interpreter lets them."""
@@ -253,15 +190,3 @@ def test_elements_are_in_a_view_once_also_where_no_segment_covers_them_yet() -> 
         index.insert(orders[part], ids[part], groups[part])
     found = View(index, KEY, (20,)).elements(WHOLE)[0]
     assert found.tolist() == orders[groups == 20].tolist()
-
-
-def test_choosing_the_rows_of_a_group_costs_what_the_group_holds() -> None:
-    count, groups_count = 1_000_000, 1_000
-    ids = np.random.default_rng(1).integers(0, 256, (count, 32), dtype=np.uint8)
-    groups = np.arange(count, dtype=np.uint32) % groups_count
-    index = RangeIndex.from_sorted(np.arange(count, dtype=np.uint64), ids, groups)
-    start_s = time.process_time()
-    for group in range(groups_count):
-        assert len(index.rows_of((group,))[1]) == count // groups_count
-    # A scan takes a millisecond each; the rows of a thousand groups are found in some 50 ms.
-    assert time.process_time() - start_s < 0.4

@@ -167,21 +167,6 @@ def test_a_split_tiles_its_range_in_two_or_more_parts_that_hold_something() -> N
     assert split([3], [1, 2, 3], 6, b"\x00\x05\x05\x00\x00") == ["malformed"]
 
 
-def test_bounds_that_cost_more_than_expected_do_not_pass_the_frame() -> None:
-    # Between neighbours, one odd and one even, there is no bound with zeros at its end.
-    close = [(order | 1, raw) for order, raw in crowd(5, 2000, 2**63)]
-    close = sorted([*close, *((order + 1, raw) for order, raw in close)])
-    view, other = view_of(close), view_of(ELEMENTS)
-    edges = [START, *(Bound(order) for order, _ in close[200::200]), END]
-    request = request_of(RangeColumns.of(*(Range(*pair) for pair in pairwise(edges))), other)
-    request.ranges.counts = pack_varints(np.array([2] + [0] * 19, np.uint64))
-    request.ranges.parts = 64
-    request.response_bytes_max = 4096
-    response = respond(view, request)
-    assert 0 < response.answers.answered < 20
-    assert 3000 < response.ByteSize() <= 4096
-
-
 def test_repeated_short_ids_are_needed_once() -> None:
     initiator = Initiator(view_of(ELEMENTS[:5]), HEADER)
     request = initiator.next_request()
@@ -212,15 +197,6 @@ def test_a_list_proves_equality_only_if_it_names_each_element_once(times: int) -
     )
     kinds = [Stated, InSync, Done] if times == 1 else [Stated, Done]
     assert [type(event) for event in events] == kinds
-
-
-def test_a_responder_with_small_frames_is_served_with_ever_shorter_lists() -> None:
-    everything = crowd(3, 20_000, 2**40)
-    mine, yours = view_of(everything[::2]), view_of(everything[1::2])
-    small = replace(DEFAULT_LIMITS, response_bytes_max=4096)
-    out = converse(Initiator(mine, HEADER), honest(yours, small))
-    assert out.done
-    assert sum(event.count for event in out.events if isinstance(event, Need)) == 10_000
 
 
 def test_an_empty_request_gets_an_empty_answer() -> None:

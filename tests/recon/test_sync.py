@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recon.errors import LocalProtocolError
-from recon.events import Have, Need
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
 from recon.view import View
@@ -75,28 +74,6 @@ def crowd(seed: int, count: int, orders_max: int, head_bytes: int = 32) -> list[
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    seed=st.integers(0, 10**6),
-    orders_max=st.sampled_from([1, 50, 5000, 2**64 - 1]),
-    head_bytes=st.sampled_from([1, 2, 32]),
-    batch=st.sampled_from([300, 1 << 20]),
-    differing=st.sampled_from([0, 1, 10, 400, 2000]),
-    frame=st.sampled_from([4096, 8 << 20]),
-)
-def test_larger_sets_with_ties_and_several_runs_end_right(
-    seed: int, orders_max: int, head_bytes: int, batch: int, differing: int, frame: int
-) -> None:
-    everything = crowd(seed, 2000, orders_max, head_bytes)
-    ours, theirs = set(everything[differing // 2 :]), set(everything)
-    theirs -= set(everything[len(everything) - differing // 2 :])
-    limits = replace(DEFAULT_LIMITS, request_bytes_max=frame, response_bytes_max=frame)
-    out = reconcile(ours, theirs, batch=batch, limits=limits, seed=seed)
-    assert (out.have, out.need) == (ours - theirs, theirs - ours)
-    # Only elements that cannot be separated may force an answer past its frame.
-    assert out.longest <= frame or head_bytes < 32
-
-
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), rounds=st.lists(st.integers(0, 60), max_size=6))
 def test_what_both_held_at_the_start_ends_equal_though_both_grow_meanwhile(
     seed: int, rounds: list[int]
@@ -157,36 +134,6 @@ def test_progress_rises_to_everything_in_sync_or_lacking() -> None:
     for progress in shares:
         assert abs(sum(s.share for s in progress.segments) - 1) < 1e-9
         assert abs(sum(progress.key_space.values()) - 1) < 1e-6
-
-
-def test_recent_arrivals_with_old_clocks_are_found_in_the_first_answer() -> None:
-    everything = sorted(crowd(4, 20_000, 2**40))
-    late = everything[5000:5010]
-    base = [e for e in everything if e not in set(late)]
-    index = index_of(base)
-    insert(index, late)
-    mine = View(index, HEADER.key())
-    out = converse(Initiator(mine, HEADER, recent=10), honest(view_of(base)))
-    assert out.rounds == 1
-    assert sum(len(e.ids) for e in out.events if isinstance(e, Have)) == 10
-    assert not any(isinstance(e, Need) for e in out.events)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"parts": 1},
-        {"parts": 65},
-        {"list_max": -1},
-        {"list_max": 4097},
-        {"ranges_per_request": 0},
-        {"ranges_per_request": 65_537},
-    ],
-    ids=str,
-)
-def test_options_out_of_range_are_our_own_fault(wrong: dict[str, int]) -> None:
-    with pytest.raises(LocalProtocolError):
-        Initiator(view_of([]), HEADER, options=Options(**wrong))
 
 
 def test_no_limit_lets_more_ranges_in_than_have_numbers() -> None:

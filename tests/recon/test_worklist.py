@@ -41,12 +41,6 @@ def test_touching_lists_join_but_not_across_gaps_or_with_comparisons() -> None:
     ]
 
 
-def test_joined_lists_stay_about_as_long_as_a_list_may_be() -> None:
-    rows = work(*((place, place + 1, True, 10) for place in range(100)))
-    joined = join_lists(rows, 50)
-    assert joined.sizes.tolist() == [50] * 20
-
-
 def test_ranges_that_touch_join_up_to_a_number_of_elements() -> None:
     ranges = RangeColumns.of(
         *(Range(Bound(low), Bound(low + 1)) for low in (0, 1, 2, 3, 5, 6)),
@@ -54,9 +48,3 @@ def test_ranges_that_touch_join_up_to_a_number_of_elements() -> None:
     joined, counts = join_ranges(ranges, np.array([3, 4, 4, 1, 2, 2]), 6)
     assert [(lower.order, upper.order) for lower, upper in joined] == [(0, 2), (2, 4), (5, 7)]
     assert counts.tolist() == [7, 5, 4]
-
-
-def test_pieces_of_work_are_put_in_sequence() -> None:
-    pieces = [work((5, 6, True, 1)), Work.none(), work((0, 1, False, 2), (7, 8, False, 3))]
-    assert [row[0] for row in shown(Work.concatenate(pieces))] == [0, 5, 7]
-    assert len(Work.concatenate([Work.none(), Work.none()])) == 0

@@ -100,20 +100,6 @@ def test_kinds_are_what_js_waku_says(name: str, vector: dict[str, Any]) -> None:
     assert decode(bytes.fromhex(vector["hex"]))[0].kind.value == vector["js_decodes_as"]
 
 
-@by_name(VALID)
-def test_content_and_timestamp_give_the_kind_of_every_recorded_message(
-    name: str, vector: dict[str, Any]
-) -> None:
-    fields = vector["fields"]
-    has_content, has_lamport = bool(fields["content_hex"]), fields["lamport_timestamp"] is not None
-    expected = {
-        (True, True): Kind.CONTENT,
-        (False, True): Kind.SYNC,
-        (True, False): Kind.EPHEMERAL,
-    }[has_content, has_lamport]
-    assert decode(bytes.fromhex(vector["hex"]))[0].kind is expected
-
-
 def test_the_recorded_filters_are_read_in_their_writers_form() -> None:
     found = {}
     for name, vector in VALID:
@@ -141,19 +127,6 @@ def test_a_frame_without_content_and_timestamp_is_refused_as_js_waku_does() -> N
     with pytest.raises(MessageError) as refused:
         decode(bytes.fromhex(vector["hex"]))
     assert refused.value.code == "no_content_no_lamport"
-
-
-def test_the_history_is_read_where_the_writers_own_schema_reads_it() -> None:
-    """cross_decode holds what each version's official reader makes of each frame."""
-    vectors = dict(VALID)
-    for readings in load("spec_versions_messages")["cross_decode"]:
-        name = f"spec_versions_messages:{readings['name']}"
-        own = readings[vectors[name]["version"]]
-        message, _ = decode(bytes.fromhex(vectors[name]["hex"]))
-        *expected, (_, lamport) = own
-        if name not in UNDECIDABLE:
-            assert [entry.message_id for entry in message.causal_history] == expected
-        assert str(message.lamport_timestamp or 0) == lamport
 
 
 def conversation_frames() -> list[tuple[str, bytes, dict[str, Any]]]:

@@ -25,7 +25,6 @@ from sdstore.sds.framecodec import (
     split,
 )
 from sdstore.sds.model import Dialect, HistoryEntry, Message, entry_digest
-from tests.support.filters import staggered_frames
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 
@@ -185,25 +184,6 @@ def test_recorded_frames_of_js_waku_come_back() -> None:
             continue
         assert read_difference(found[1]).applied(parts.rest, stored[found[0]]) == frame
     assert len(stored) < len(parted) / 4
-
-
-@pytest.mark.parametrize(("senders", "bytes_max"), [(1, 650), (5, 1_350), (20, 2_350)])
-def test_filters_cost_little_however_many_senders_take_turns(senders: int, bytes_max: int) -> None:
-    references = References()
-    count, size = 600, 0
-    stored: dict[int, bytes] = {}
-    for number, frame in enumerate(staggered_frames(count, senders, seed=senders)):
-        parts = split(frame)
-        assert parts is not None
-        found = references.difference(parts)
-        if found is None:
-            stored[number] = parts.bloom_filter
-            references.add(number, parts.bloom_filter)
-            size += len(parts.bloom_filter)
-            found = number, difference(parts, parts.bloom_filter)
-        size += len(found[1])
-        assert read_difference(found[1]).applied(parts.rest, stored[found[0]]) == frame
-    assert size / count < bytes_max
 
 
 def test_no_more_than_the_newest_references_are_remembered() -> None:

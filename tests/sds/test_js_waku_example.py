@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from app.store.lookups import Lookups
-from sdstore.sds import HistoryEntry, Message
 from tests.support.cli import free_port
 from tests.support.node import NODE, node_project
 from tests.support.server import RunningNode, running_node
@@ -107,20 +106,6 @@ def test_a_js_waku_participant_gets_what_it_missed_from_the_node_by_hint(
     # Each look-up is by hint alone.
     assert looked_up
     assert {ids for ids, _ in looked_up} == {0}
-
-
-def test_a_js_waku_participant_gets_a_cause_without_a_hint_by_its_id(
-    node: RunningNode, looked_up: list[tuple[int, int]]
-) -> None:
-    first = Message("first", CHANNEL, "dave", 1_763_000_000_000, content=b"one")
-    second = Message(
-        "second", CHANNEL, "dave", 1_763_000_000_001, (HistoryEntry("first"),), content=b"two"
-    )
-    assert node.publish(first).status_code == 201
-    with participant(node, "bob") as bob:
-        assert node.publish(second).status_code == 201
-        assert bob.hear(2) == ["dave: one", "dave: two"]
-    assert looked_up == [(1, 0)]
 
 
 def test_wrong_arguments_and_a_node_that_is_down_are_errors_in_words() -> None:

@@ -7,7 +7,7 @@ the departures, with what they mean for our participant.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from heapq import heappop, heappush
 from random import Random
@@ -15,19 +15,16 @@ from typing import TypeVar
 
 import pytest
 
-from sdstore.sds import HistoryEntry, Kind, Message, decode, encode
+from sdstore.sds import HistoryEntry, Kind, decode
 from sdstore.sds.effects import (
     Acknowledged,
     Broadcast,
     Deliver,
     Effect,
-    Ephemeral,
     GaveUp,
     Lost,
     Missing,
-    PossiblyAcknowledged,
 )
-from sdstore.sds.model import SHA256_CONTENT, SHA256_MESSAGE, IdScheme
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.participant import Participant
 from tests.support.js_waku import JsPeer, JsWaku, js_waku
@@ -310,54 +307,6 @@ def test_our_sync_message_shows_js_waku_our_last_message_and_acknowledges_its_ow
     assert ours.log() == peer.state().log == [their_id, lost.message_id]
 
 
-def test_ephemeral_messages_reach_the_other_side_and_leave_no_trace(js: JsWaku) -> None:
-    link = Link(js)
-    ours = Ours(link, "ours")
-    peer = js.open(CHANNEL, "js")
-    frame = peer.ephemeral(b"typing")
-    for _ in range(2):
-        ours.receive(frame)
-    assert [each.message.content for each in ours.of(Ephemeral)] == [b"typing"] * 2
-    ours.participant.receive(frame, START_MS)
-    (broadcast,) = ours.participant.send(b"typing too", START_MS, ephemeral=True)
-    assert isinstance(broadcast, Broadcast)
-    # js-waku announces nothing: its reliable channel takes the content from the frame.
-    assert peer.receive(broadcast.frame) == broadcast.message_id
-    assert peer.events == []
-    assert ours.log() == peer.state().log == []
-
-
-@pytest.mark.parametrize("scheme", [SHA256_CONTENT, SHA256_MESSAGE])
-def test_js_waku_keeps_and_acknowledges_messages_of_every_id_scheme(
-    js: JsWaku, scheme: IdScheme
-) -> None:
-    link = Link(js)
-    ours = Ours(link, "ours", ParticipantOptions(id_scheme=scheme))
-    peer = js.open(CHANNEL, "js")
-    message_id = ours.send(b"content")
-    (broadcast,) = ours.of(Broadcast)
-    assert (message_id == sha256(b"content").hexdigest()) == (scheme is SHA256_CONTENT)
-    peer.receive(broadcast.frame)
-    assert peer.delivered == [message_id]
-    ours.receive(peer.send(b"answer")[1])
-    assert ours.of(Acknowledged) == [Acknowledged(message_id)]
-
-
-def chain(name: str, count: int) -> list[Message]:
-    """Messages of one sender; each names the one before."""
-    return [
-        Message(
-            f"{name}-{n}",
-            CHANNEL,
-            name,
-            START_MS + n,
-            (HistoryEntry(f"{name}-{n - 1}", b"", name),) if n else (),
-            content=b"%d" % n,
-        )
-        for n in range(count)
-    ]
-
-
 def synced(peer: JsPeer) -> bytes:
     """A sync message."""
     frame = peer.sync()
@@ -381,16 +330,6 @@ def h(text: str) -> int:
 
 def wait_to_ask_ms(asker: str, message_id: str) -> int:
     return T_MIN_MS + h(asker + message_id) % (T_MAX_MS - T_MIN_MS)
-
-
-def wait_to_answer_ms(answerer: str, author: str, message_id: str) -> int:
-    return (h(answerer) ^ h(author)) * h(message_id) % T_MAX_MS
-
-
-def requests_of(ours: Ours) -> list[bytes]:
-    """The messages that carry a repair request."""
-    frames = [each.frame for each in ours.of(Broadcast)]
-    return [frame for frame in frames if decode(frame)[0].repair_request]
 
 
 def test_js_waku_asks_for_a_message_of_ours_and_gets_the_same_bytes_at_once(js: JsWaku) -> None:
@@ -441,240 +380,4 @@ def test_we_ask_for_a_message_of_js_waku_and_it_answers_at_once(js: JsWaku) -> N
     assert ours.delivered == peer.state().log
 
 
-def test_the_author_is_gone_and_js_waku_and_we_answer_for_it_at_the_time_of_the_formula(
-    js: JsWaku,
-) -> None:
-    """Two askers, two answerers, one message of somebody who left."""
-    link = Link(js)
-    ours, asking = Ours(link, "ours", QUIET), Ours(link, "asking", QUIET)
-    peer, asking_peer = js.open(CHANNEL, "js"), js.open(CHANNEL, "asking-js")
-    gone, lost, last = map(encode, chain("carol", 3))
-    for node in (ours, asking, peer, asking_peer):
-        node.receive(gone)
-        node.receive(last)
-    for node in (ours, peer):
-        node.receive(lost)
-    link.pass_time(T_MAX_MS)
-    request = requests_of(asking)[0]
-
-    peer.receive(request)
-    due_ms = link.now_ms + wait_to_answer_ms("js", "carol", "carol-1")
-    assert peer.ids_of("RepairResponseQueued") == [["carol-1", due_ms]]
-    js.clock(due_ms)
-    assert peer.sweep().repairs == [lost]
-
-    js.clock(link.now_ms)
-    request = synced(asking_peer)
-    assert decode(request)[0].repair_request == (HistoryEntry("carol-1", b"", "carol"),)
-    ours.receive(request)
-    before = len(ours.of(Broadcast))
-    due_ms = link.now_ms + wait_to_answer_ms("ours", "carol", "carol-1")
-    link.pass_time((due_ms - link.now_ms) // STEP_MS * STEP_MS)
-    assert lost not in {each.frame for each in ours.of(Broadcast)[before:]}
-    link.pass_time(STEP_MS)
-    assert lost in {each.frame for each in ours.of(Broadcast)[before:]}
-    for node in (asking, asking_peer):
-        node.receive(lost)
-    asking_peer.sweep()
-    assert asking.log() == asking_peer.state().log == ours.log()
-
-
-def test_an_answer_of_js_waku_makes_ours_unnecessary(js: JsWaku) -> None:
-    link = Link(js)
-    ours, peer = Ours(link, "ours", QUIET), js.open(CHANNEL, "js")
-    frames = [encode(message) for message in chain("carol", 2)]
-    for frame in frames:
-        ours.receive(frame)
-        peer.receive(frame)
-    request = Message(
-        "sync-1",
-        CHANNEL,
-        "erin",
-        START_MS,
-        repair_request=(
-            HistoryEntry("carol-0", b"", "carol"),
-            HistoryEntry("carol-1", b"", "carol"),
-        ),
-    )
-    for node in (ours, peer):
-        node.receive(encode(request))
-    # js-waku answers for the first before us, as it happens; the second has no other answer.
-    assert wait_to_answer_ms("js", "carol", "carol-0") < wait_to_answer_ms(
-        "ours", "carol", "carol-0"
-    )
-    js.clock(START_MS + T_MAX_MS)
-    assert frames[0] in peer.sweep().repairs
-    ours.receive(frames[0])
-    link.pass_time(T_MAX_MS)
-    answers = [each.frame for each in ours.of(Broadcast) if each.kind is Kind.CONTENT]
-    assert answers == [frames[1]]
-
-
-def test_js_waku_asks_once_and_ours_asks_again_when_a_request_is_lost(js: JsWaku) -> None:
-    link = Link(js)
-    ours, peer = Ours(link, "ours", QUIET), js.open(CHANNEL, "js")
-    before, _, last = map(encode, chain("carol", 3))
-    for node in (ours, peer):
-        node.receive(before)
-        node.receive(last)
-    requests = []
-    for _ in range(60):
-        link.pass_time(10_000)
-        requests.append(decode(synced(peer))[0].repair_request)
-    assert sum(map(bool, requests)) == 1
-    assert len(requests_of(ours)) > 3
-
-
 # ---- departures of js-waku from the specification
-
-
-def test_js_waku_delivers_before_the_causes_of_causes_and_ours_does_not(js: JsWaku) -> None:
-    """js-waku: a cause counts as available while it waits itself. Logs are equal in the end."""
-    first, second, third = map(encode, chain("carol", 3))
-    link = Link(js)
-    ours, peer = Ours(link, "ours"), js.open(CHANNEL, "js")
-    for frame in (second, third):
-        ours.receive(frame)
-        peer.receive(frame)
-    assert peer.delivered == ["carol-2"]
-    assert ours.delivered == []
-    ours.receive(first)
-    peer.receive(first)
-    assert ours.delivered == ["carol-0", "carol-1", "carol-2"]
-    # The message that waited follows at the next sweep; ours is delivered at once.
-    assert peer.delivered == ["carol-2", "carol-0"]
-    peer.sweep()
-    assert peer.delivered == ["carol-2", "carol-0", "carol-1"]
-    assert peer.state().log == ours.log()
-
-
-def test_js_waku_delivers_a_repeated_message_again_and_ours_does_not(js: JsWaku) -> None:
-    """js-waku recognises repeats only of messages that waited, and of its own."""
-    (frame,) = map(encode, chain("carol", 1))
-    link = Link(js)
-    ours, peer = Ours(link, "ours"), js.open(CHANNEL, "js")
-    for _ in range(3):
-        ours.receive(frame)
-        peer.receive(frame)
-    assert peer.delivered == ["carol-0"] * 3
-    assert ours.delivered == ["carol-0"]
-    assert ours.participant.ignored["duplicate"] == 2
-
-
-def test_js_waku_loses_the_second_equal_text_and_ours_counts_it_as_a_variant(js: JsWaku) -> None:
-    """js-waku's ID is a hash of the content alone; the second message even names itself as its cause."""
-    link = Link(js)
-    ours, peer = Ours(link, "ours"), js.open(CHANNEL, "js")
-    first_id, frame, _ = peer.send(b"ok")
-    ours.receive(frame)
-    ours.send(b"an answer that acknowledges")
-    peer.receive(ours.of(Broadcast)[0].frame)
-    js.clock(START_MS + 60_000)
-    second_id, second_frame, _ = peer.send(b"ok")
-    second, _ = decode(second_frame)
-    assert second_id == first_id
-    assert first_id in {entry.message_id for entry in second.causal_history}
-    ours.receive(second_frame)
-    assert ours.delivered == [first_id]
-    assert ours.participant.ignored["variant"] == 1
-    assert ours.log() == peer.state().log
-
-
-def test_js_waku_keeps_every_sync_message_that_misses_a_cause_and_ours_forgets_it(
-    js: JsWaku,
-) -> None:
-    sync = Message("sync-1", CHANNEL, "carol", START_MS, (HistoryEntry("unknown", b"", "carol"),))
-    link = Link(js)
-    ours, peer = Ours(link, "ours"), js.open(CHANNEL, "js")
-    for _ in range(3):
-        ours.receive(encode(sync))
-        peer.receive(encode(sync))
-    assert peer.state().incoming == ["sync-1"] * 3
-    assert (ours.participant.status.missing, ours.participant.status.waiting) == (1, 0)
-
-
-def test_js_waku_takes_any_two_filters_for_an_acknowledgement_and_ours_judges_them(
-    js: JsWaku,
-) -> None:
-    """A filter that its sender repeats, or one with every bit set, proves nothing."""
-    link = Link(js)
-    ours = Ours(link, "ours", ParticipantOptions(sync_ms=0))
-    peer = js.open(CHANNEL, "js")
-    our_id, their_id = ours.send(b"ours"), peer.send(b"theirs")[0]
-    saturated = b"\xff" * len(js.bloom([]))
-    full = [
-        encode(Message(f"sync-{n}", CHANNEL, f"sender-{n}", START_MS, bloom_filter=saturated))
-        for n in range(5)
-    ]
-    for frame in full:
-        ours.receive(frame)
-        peer.receive(frame)
-    assert ours.of(Acknowledged) == ours.of(PossiblyAcknowledged) == []
-    assert peer.ids_of("sds:out:message-acknowledged") == [their_id]
-
-    second_id, _, _ = peer.send(b"theirs again")
-    bloom = js.bloom([our_id, second_id])
-    copies, again, other = (
-        encode(Message(f"sync-{name}", CHANNEL, "carol", START_MS, bloom_filter=filter_bytes))
-        for name, filter_bytes in (
-            ("a", bloom),
-            ("b", bloom),
-            ("c", js.bloom([our_id, second_id, "a third"])),
-        )
-    )
-    for _ in range(3):
-        ours.receive(copies)
-        peer.receive(copies)
-    assert ours.of(PossiblyAcknowledged) == [PossiblyAcknowledged(our_id)]
-    assert ours.of(Acknowledged) == []
-    assert peer.ids_of("sds:out:message-acknowledged") == [their_id, second_id]
-    ours.receive(again)
-    assert ours.of(Acknowledged) == []
-    ours.receive(other)
-    assert ours.of(Acknowledged) == [Acknowledged(our_id)]
-
-
-def test_js_waku_drops_a_message_whose_cause_is_lost_and_ours_delivers_it_after_the_gap(
-    js: JsWaku,
-) -> None:
-    first, second = map(encode, chain("carol", 2))
-    link = Link(js)
-    ours = Ours(link, "ours", ParticipantOptions(sync_ms=0), may_have_gaps=True)
-    peer = js.open(CHANNEL, "js", timeoutForLostMessagesMs=300_000)
-    ours.receive(second)
-    peer.receive(second)
-    link.pass_time(301_000)
-    peer.sweep()
-    assert peer.state().incoming == []
-    assert ours.of(Lost) == [Lost("carol-0")]
-    (delivery,) = ours.of(Deliver)
-    assert (delivery.message.message_id, delivery.after_gap) == ("carol-1", ("carol-0",))
-    # The lost message arrives after all. js-waku drops every later copy of its dependent.
-    for frame in (first, second):
-        ours.receive(frame)
-        peer.receive(frame)
-    peer.sweep()
-    assert peer.delivered == ["carol-0"]
-    assert ours.delivered == ["carol-1", "carol-0"]
-    assert ours.of(Deliver)[1].is_late
-
-
-def test_a_clock_that_is_far_ahead_moves_js_waku_for_good_and_ours_not_at_all(js: JsWaku) -> None:
-    ahead_ms = START_MS + 30 * 24 * 3_600_000
-    frame = encode(replace(chain("carol", 1)[0], lamport_timestamp=ahead_ms))
-    link = Link(js)
-    ours, peer = Ours(link, "ours"), js.open(CHANNEL, "js")
-    for node in (ours, peer):
-        node.receive(frame)
-    theirs, _ = decode(peer.send(b"theirs")[1])
-    assert theirs.lamport_timestamp == ahead_ms + 1
-    ours.send(b"ours")
-    sent, _ = decode(ours.of(Broadcast)[0].frame)
-    assert sent.lamport_timestamp == START_MS + 1
-    # Both keep the message where its timestamp puts it.
-    assert ours.delivered == peer.delivered == ["carol-0"]
-    assert ours.log()[-1] == "carol-0"
-
-
-def test_js_waku_sends_no_sync_message_before_it_knows_a_message(js: JsWaku) -> None:
-    assert js.open(CHANNEL, "js").sync() is None

@@ -10,7 +10,6 @@ from sdstore.sds import (
     Broadcast,
     GaveUp,
     HistoryEntry,
-    Kind,
     Message,
     ParticipantOptions,
     PossiblyAcknowledged,
@@ -19,7 +18,7 @@ from sdstore.sds import (
     decode,
     encode,
 )
-from sdstore.sds.bloom import BloomFilter, Form
+from sdstore.sds.bloom import BloomFilter
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 
@@ -87,15 +86,6 @@ def test_our_own_message_that_comes_back_acknowledges_nothing() -> None:
         assert ada.participant.status.unacknowledged == 2
 
 
-def test_our_own_sync_message_that_comes_back_without_a_sender_acknowledges_nothing() -> None:
-    ada = Device("", ParticipantOptions(bloom=None))
-    ada.say("one")
-    syncs = [each for each in of(Broadcast, ada.wait(60)) if each.kind is Kind.SYNC]
-    assert syncs
-    ada.hear(*(each.frame for each in syncs))
-    assert of(Acknowledged, ada.effects) == []
-
-
 def test_one_filter_is_possibly_and_a_second_distinct_one_is_enough() -> None:
     ada = Device("ada")
     mine = id_of(ada.say("hello"))
@@ -161,44 +151,6 @@ def test_a_saturated_filter_proves_nothing(count: int) -> None:
     assert ada.effects[-1] == Status(unacknowledged=1)
 
 
-@pytest.mark.parametrize("bloom", [b"\xff", b"\0" * 8, b"\xff" * 70_000, b"\x0a\x05abc"])
-def test_a_filter_that_cannot_be_read_does_not_cost_the_message(bloom: bytes) -> None:
-    ada = Device("ada")
-    ada.say("hello")
-    ada.hear(encode(Message("m1", CHANNEL, "bob", NOON_MS, (), bloom, (), b"content")))
-    assert ada.texts == ["content"]
-
-
-def test_a_filter_in_the_form_of_nim_counts() -> None:
-    ada = Device("ada")
-    mine = id_of(ada.say("hello"))
-    for peer in ("bob", "cleo"):
-        bloom = BloomFilter(form=Form.NIM)
-        bloom.rebuild([mine])
-        ada.hear(sync_message(peer, bloom=bloom))
-    assert state_of(ada, mine) is Acknowledgement.ACKNOWLEDGED
-
-
-def test_with_many_unacknowledged_messages_each_filter_is_asked_for_some() -> None:
-    options = ParticipantOptions(bloom=None, sync_ms=0, reviewed_per_filter=4)
-    ada = Device("ada", options)
-    ids = [id_of(ada.say(str(number))) for number in range(20)]
-    for number in range(15):
-        ada.hear(sync_message(f"peer {number}", *ids[8:]))  # the oldest were received by nobody
-    assert {state_of(ada, each) for each in ids[8:]} == {Acknowledgement.ACKNOWLEDGED}
-    assert {state_of(ada, each) for each in ids[:8]} == {Acknowledgement.UNACKNOWLEDGED}
-
-
-def test_filters_that_carry_received_ids_acknowledge_over_a_live_exchange() -> None:
-    options = ParticipantOptions(sync_ms=0)
-    ada, bob, cleo = (Device(name, options) for name in ("ada", "bob", "cleo"))
-    frames = [ada.say(str(number)) for number in range(6)]
-    for each in (bob, cleo):
-        each.hear(*frames)
-        ada.hear(each.say("thanks"))
-    assert {state_of(ada, id_of(frame)) for frame in frames} == {Acknowledgement.ACKNOWLEDGED}
-
-
 # ---- broadcasting again
 
 
@@ -245,33 +197,6 @@ def test_a_stored_message_has_longer_pauses_and_says_so() -> None:
     assert state.is_stored
 
 
-def test_one_tick_broadcasts_a_bounded_number_of_messages() -> None:
-    options = ParticipantOptions(bloom=None, sync_ms=0, resends_per_tick=10)
-    ada = Device("ada", options)
-    for number in range(25):
-        ada.say(str(number))
-    ada.wait(29)
-    counts = [len(of(Broadcast, ada.wait(1))) for _ in range(4)]
-    assert counts == [10, 10, 5, 0]
-
-
-def test_a_clock_that_is_set_forward_does_not_end_all_pauses() -> None:
-    ada = Device("ada")
-    ada.say("hello")
-    ada.now_ms += 365 * 24 * 3_600_000
-    assert len(of(Broadcast, ada.wait(1))) == 1  # it counts as one minute
-    assert broadcast_times(ada, 100) == [60]
-
-
-def test_a_clock_that_is_set_back_stops_no_pause() -> None:
-    ada = Device("ada")
-    ada.say("hello")
-    ada.wait(20)
-    ada.now_ms -= 3_600_000
-    ada.wait(1)
-    assert broadcast_times(ada, 20) == [10]
-
-
 def test_the_table_of_our_messages_is_bounded() -> None:
     ada = Device("ada", ParticipantOptions(bloom=None, sync_ms=0, sent_max=10))
     ids = [id_of(ada.say(str(number))) for number in range(15)]
@@ -280,17 +205,3 @@ def test_the_table_of_our_messages_is_bounded() -> None:
     assert len([key for key in ada.state if key.startswith("sent/")]) == 10
     assert ada.participant.status.unacknowledged == 10
     assert len(of(Broadcast, ada.wait(31))) == 10
-
-
-def test_thousands_of_unacknowledged_messages_are_all_acknowledged_by_a_growing_filter() -> None:
-    ada = Device("ada")
-    ids = [id_of(ada.say(str(number))) for number in range(3_000)]
-    bloom = BloomFilter()
-    bloom.rebuild(ids)
-    messages = 0
-    while ada.participant.status.unacknowledged:
-        messages += 1
-        bloom.add(f"later {messages}")
-        ada.hear(sync_message("bob", message_id=str(messages), bloom=bloom))
-        assert messages < 250
-    assert messages > 2 * 3_000 / ada.options.reviewed_per_filter - 10  # each of them twice

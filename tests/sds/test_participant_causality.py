@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdstore.sds import (
-    Broadcast,
     Deliver,
     HistoryEntry,
-    Kind,
     Message,
     Missing,
     ParticipantOptions,
@@ -19,7 +17,7 @@ from sdstore.sds import (
     decode,
     encode,
 )
-from tests.support.participants import CHANNEL, NOON_MS, Device, of
+from tests.support.participants import CHANNEL, Device, of
 
 
 def written(message_id: str, lamport: int, *causes: str, sender: str = "ada") -> bytes:
@@ -99,21 +97,6 @@ def test_duplicates_are_delivered_once_and_counted() -> None:
     assert bob.participant.ignored["duplicate"] == 3
 
 
-def test_another_content_under_the_same_id_does_not_replace_the_first() -> None:
-    bob = Device("bob")
-    bob.hear(written("m1", 1))
-    forged = encode(Message("m1", CHANNEL, "eve", 1, content=b"forged"))
-    bob.hear(forged)
-    assert bob.texts == ["m1"]
-    assert bob.participant.ignored["variant"] == 1
-
-
-def test_a_message_that_names_itself_is_delivered() -> None:
-    bob = Device("bob")
-    bob.hear(written("m1", 1, "m1"))
-    assert bob.texts == ["m1"]
-
-
 def test_concurrent_messages_are_all_named_by_the_next_one() -> None:
     bob = Device("bob")
     bob.hear(*(written(f"m{number}", number, sender=f"s{number}") for number in range(1, 7)))
@@ -135,41 +118,6 @@ def test_heads_beyond_the_bound_have_their_turn_in_later_messages() -> None:
     assert named >= set(ids)
 
 
-def test_heads_beyond_the_bound_have_their_turn_in_sync_messages() -> None:
-    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=10_000, history_max=4))
-    ids = [f"m{number:02}" for number in range(20)]
-    bob.hear(*(written(each, n, sender=each) for n, each in enumerate(ids, start=1)))
-    frames = [each.frame for each in of(Broadcast, bob.wait(2_000)) if each.kind is Kind.SYNC]
-    histories = [decode(frame)[0].causal_history for frame in frames]
-    assert max(map(len, histories)) == 4
-    assert {entry.message_id for history in histories for entry in history} == set(ids)
-
-
-def test_new_heads_do_not_keep_an_old_one_from_its_turn() -> None:
-    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=0, history_max=5))
-    named = set()
-    for turn in range(10):
-        for number in range(3):  # no more than a message can name besides the newest two
-            name = f"t{turn}-{number}"
-            bob.hear(written(name, NOON_MS + 10 * turn + number, sender=name))
-        bob.now_ms = NOON_MS + 10 * turn + 5
-        message, _ = decode(bob.say(f"turn {turn}"))
-        named.update(entry.message_id for entry in message.causal_history)
-        if turn == 2:
-            assert {"t0-0", "t0-1", "t0-2"} <= named
-
-
-def test_a_flood_of_heads_far_ahead_of_our_clock_displaces_itself() -> None:
-    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=0, heads_max=20))
-    honest = [f"m{number}" for number in range(4)]
-    bob.hear(*(written(each, n, sender=each) for n, each in enumerate(honest, start=1)))
-    for number in range(200):
-        bob.hear(written(f"far{number}", 2**62 + number, sender="eve"))
-    message, _ = decode(bob.say("answer"))
-    assert [entry.message_id for entry in message.causal_history][:4] == honest
-    assert len(message.causal_history) == 10
-
-
 def test_a_message_of_our_own_is_ignored_when_it_comes_back() -> None:
     ada = Device("ada")
     frame = ada.say("hello")
@@ -185,15 +133,6 @@ def test_a_participant_whose_file_was_lost_takes_in_its_own_messages_again() -> 
     reinstalled.hear(*reversed(frames))
     assert reinstalled.texts == ["one", "two"]
     assert reinstalled.order == ["one", "two"]
-
-
-def test_an_empty_sender_id_is_not_everybody() -> None:
-    # In js-waku a participant with an empty sender ID ignores all messages without one.
-    nobody = Device("")
-    own = nobody.say("mine")
-    nobody.hear(written("m1", NOON_MS, sender=""), own)
-    assert nobody.texts == ["m1"]
-    assert nobody.participant.ignored["own"] == 1
 
 
 @st.composite

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from sdstore.sds import (
-    HistoryEntry,
     MemoryLog,
-    Message,
     Participant,
     ParticipantOptions,
     Save,
-    decode,
-    encode,
 )
-from sdstore.sds.bloom import BloomFilter, ReceivedFilter, hash_pair, read_filter
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 
@@ -57,60 +50,6 @@ def test_a_new_message_asks_the_log_once() -> None:
         bob.receive(frame, NOON_MS)
     assert log.questions == []
     assert bob.ignored["duplicate"] == 300
-
-
-def test_a_filter_is_asked_for_a_bounded_number_of_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ada = Device("ada")
-    for number in range(1_000):
-        ada.say(str(number))
-    lookups = []
-    contains = ReceivedFilter.contains
-    monkeypatch.setattr(
-        ReceivedFilter, "contains", lambda *args: lookups.append(1) or contains(*args)
-    )
-    bloom = BloomFilter().to_bytes()
-    ada.hear(encode(Message("s", CHANNEL, "bob", NOON_MS, (HistoryEntry("x"),), bloom)))
-    assert len(lookups) == ada.options.reviewed_per_filter
-
-
-def test_our_filter_holds_what_we_have_and_not_the_message_that_carries_it() -> None:
-    options = ParticipantOptions(sync_ms=0)
-    bob = Device("bob", options)
-    bob.hear(encode(Message("m1", CHANNEL, "ada", 1, content=b"x")))
-    bob.hear(encode(Message("waits", CHANNEL, "ada", 9, (HistoryEntry("m8"),), content=b"x")))
-    held = ["m1", "waits", decode(bob.say("own"))[0].message_id]
-    for text in ("next", "after a restart"):
-        message, _ = decode(bob.say(text))
-        expected = BloomFilter()
-        expected.rebuild(held)
-        assert message.bloom_filter == expected.to_bytes()
-        held.append(message.message_id)
-        bob.crash()
-
-
-def test_our_filter_rolls_over_and_keeps_the_newest() -> None:
-    options = ParticipantOptions(sync_ms=0, bloom_capacity=50)
-    bob = Device("bob", options)
-    ids = [decode(bob.say(str(number)))[0].message_id for number in range(220)]
-    message, _ = decode(bob.say("last"))
-    assert message.bloom_filter == expected_words(ids, capacity=50)
-    found = read_filter(message.bloom_filter, capacity=50)
-    assert found is not None
-    assert all(found.contains(hash_pair(each)) for each in ids[-25:])
-
-
-def expected_words(ids: list[str], capacity: int) -> bytes:
-    """The rule of roll-over, written plainly."""
-    held: list[str] = []
-    for number, message_id in enumerate(ids, start=1):
-        held.append(message_id)
-        if len(held) >= capacity:
-            held = ids[number - capacity // 2 : number]
-    bloom = BloomFilter(capacity=capacity)
-    bloom.rebuild(held)
-    return bloom.to_bytes()
 
 
 def test_a_message_costs_small_records_whatever_the_log_holds() -> None:

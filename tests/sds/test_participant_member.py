@@ -9,15 +9,11 @@ import pytest
 from sdstore.sds import (
     SHA256_CONTENT,
     Broadcast,
-    Deliver,
     HistoryEntry,
     Message,
-    Missing,
     OnLost,
-    Participant,
     ParticipantOptions,
     Rank,
-    Save,
     decode,
     encode,
     rank,
@@ -63,39 +59,6 @@ def test_an_author_that_is_named_later_is_asked_for_the_message(
 def requests(effects: list[object]) -> list[HistoryEntry]:
     frames = [each.frame for each in of(Broadcast, effects)]  # type: ignore[arg-type]
     return [entry for frame in frames for entry in decode(frame)[0].repair_request]
-
-
-def test_a_lost_message_keeps_its_author_over_a_restart() -> None:
-    bob = Device("bob", ParticipantOptions(bloom=None))
-    bob.hear(written("m2", "carol", HistoryEntry("m1")))
-    bob.wait(400)
-    bob.hear(written("m3", "carol", HistoryEntry("m1", b"", "ada")))
-    bob.crash()
-    assert HistoryEntry("m1", b"", "ada") in requests(bob.wait(800))
-
-
-@pytest.mark.parametrize("skipped", [True, False])
-def test_the_author_of_a_missing_message_is_found_at_a_restart_whoever_named_it_without(
-    skipped: bool,
-) -> None:
-    bob = Device("bob", ParticipantOptions(bloom=None, waiting_max=5))
-    bob.hear(written("m9", "carol"), written("of mallory", "mallory", HistoryEntry("m1")))
-    bob.hear(written("of carol", "carol", HistoryEntry("m1", b"", "ada")))
-    for number in range(4 if skipped else 3):  # with the fourth one, carol has most
-        bob.hear(written(f"n{number}", "carol", HistoryEntry(f"ghost {number}")))
-    assert [each.after_gap for each in bob.delivered] == [(), *[("m1",)] * skipped]
-    bob.crash()
-    assert HistoryEntry("m1", b"", "ada") in requests(bob.wait(280))
-
-
-def test_an_author_that_is_named_after_a_message_was_skipped_is_kept_over_a_restart() -> None:
-    bob = Device("bob", ParticipantOptions(bloom=None, waiting_max=1))
-    bob.hear(written("m2", "mallory", HistoryEntry("m1")), written("m9", "carol"))
-    bob.hear(written("m8", "carol", HistoryEntry("m7", b"", "ada")))
-    assert [each.after_gap for each in bob.delivered] == [(), ("m1",)]
-    bob.hear(encode(Message("sync", CHANNEL, "carol", NOON_MS, (HistoryEntry("m1", b"", "ada"),))))
-    bob.crash()
-    assert HistoryEntry("m1", b"", "ada") in requests(bob.wait(400))
 
 
 def test_a_reference_without_the_author_leaves_a_message_a_head() -> None:
@@ -145,80 +108,6 @@ def test_a_forged_copy_that_comes_first_is_marked_and_the_message_takes_its_plac
     assert bob.order == ["first", "hello"]
 
 
-def test_a_superseded_message_that_was_not_confirmed_is_not_delivered_again() -> None:
-    ada = Device("ada")
-    frame = ada.say("hello")
-    bob = Participant(CHANNEL, "bob", options=QUIET)
-    state: dict[str, bytes | None] = {}
-    for each in (changed(frame, content=b"forged"), frame):
-        for save in of(Save, bob.receive(each, NOON_MS)):
-            state.update(save.changes)
-    saved = {key: value for key, value in state.items() if value is not None}
-    restored = Participant.restore(CHANNEL, "bob", saved, bob.log, options=QUIET)
-    (again,) = of(Deliver, restored.tick(NOON_MS))
-    assert (again.number, again.message.content, again.supersedes) == (2, b"hello", True)
-    assert again.rank is Rank.WHOLE
-
-
-def test_a_message_of_a_higher_rank_waits_in_the_place_of_a_forged_one() -> None:
-    ada, bob = Device("ada"), Device("bob")
-    first, second, third = ada.say("first"), ada.say("second"), ada.say("third")
-    forged = changed(second, content=b"forged", causal_history=ghosts(3))
-    bob.hear(third, forged, second)
-    assert bob.texts == []
-    bob.hear(changed(second, content=b"forged again", causal_history=()))
-    bob.crash()
-    bob.hear(first)
-    assert (bob.texts, bob.status.is_synced) == (["first", "second", "third"], True)
-    bob.wait(400)
-    assert bob.status.lost == 0
-
-
-@pytest.mark.parametrize("count", [5, 400])
-def test_what_a_forged_message_named_is_named_again_when_it_is_superseded(count: int) -> None:
-    ada, bob = Device("ada"), Device("bob")
-    bob.hear(written("m1", "carol"))
-    frame = ada.say("hello")
-    forged = changed(frame, content=b"x", causal_history=(HistoryEntry("m1", b"", "carol"),))
-    bob.hear(
-        forged,
-        written("n0", "dan"),
-        *(written(f"n{n}", "dan", HistoryEntry(f"n{n - 1}", b"", "dan")) for n in range(1, count)),
-    )
-    bob.hear(frame)
-    bob.crash()
-    named = {each.message_id for each in decode(bob.say("mine"))[0].causal_history}
-    assert {"m1", id_of(frame)} <= named
-
-
-def test_a_message_that_took_the_place_of_a_forged_one_is_named_once() -> None:
-    ada, bob = Device("ada"), Device("bob")
-    frame = ada.say("hello")
-    bob.hear(changed(frame, content=b"forged", lamport_timestamp=NOON_MS - 5), frame)
-    named = [each.message_id for each in decode(bob.say("mine"))[0].causal_history]
-    assert named == [id_of(frame)]
-
-
-def test_what_a_forged_message_named_becomes_no_more_heads_than_the_bound() -> None:
-    ada, bob = Device("ada"), Device("bob", replace(QUIET, heads_max=20))
-    before = [HistoryEntry(f"m{number}", b"", "carol") for number in range(60)]
-    for number, each in enumerate(before):
-        bob.hear(written(each.message_id, "carol", *before[max(number - 1, 0) : number]))
-    frame = ada.say("hello")
-    bob.hear(changed(frame, content=b"x", causal_history=tuple(before)), frame)
-    assert 1 < len([key for key in bob.state if key.startswith("head/")]) <= 20
-
-
-def test_a_copy_that_is_released_supersedes_what_the_one_that_waited_would_have() -> None:
-    ada, bob = Device("ada", JS_WAKU), Device("bob", JS_WAKU)
-    frame = ada.say("hello")
-    bob.hear(changed(frame, content=b"forged"), changed(frame, causal_history=ghosts(3)))
-    assert (bob.texts, bob.status.waiting) == (["forged"], 1)
-    bob.hear(frame)
-    assert (bob.texts, bob.delivered[-1].supersedes) == (["forged", "hello"], True)
-    assert bob.order == ["hello"]
-
-
 def test_lower_ranks_are_withheld_if_an_option_says_so() -> None:
     strict = replace(QUIET, rank_min=Rank.CONTENT)
     ada, bob = Device("ada"), Device("bob", strict)
@@ -249,16 +138,6 @@ def test_a_copy_with_invented_causes_delays_nothing(
     assert bob.status.is_synced
 
 
-def test_a_copy_whose_id_proves_nothing_is_released_by_one_with_fewer_unmet_causes() -> None:
-    bob = Device("bob")
-    before = HistoryEntry("m1", b"", "ada")
-    bob.hear(written("m2", "ada", *ghosts(256)))
-    bob.hear(written("m2", "mallory", before, content=b"other"))  # not the same content: no copy
-    bob.hear(written("m2", "ada", before), written("m1", "ada"))
-    assert [each.message.message_id for each in bob.delivered] == ["m1", "m2"]
-    assert (bob.texts, bob.delivered[1].after_gap) == (["x", "x"], ())
-
-
 # ---- floods of names and of ghosts
 
 
@@ -272,136 +151,6 @@ def test_a_flood_under_invented_names_displaces_itself() -> None:
     bob.hear(first)
     assert [text for text in bob.texts if text != "x"] == ["first", "second"]
     assert not any(each.after_gap for each in bob.delivered if each.message.sender_id == "ada")
-
-
-def test_a_flood_under_invented_names_leaves_room_for_those_that_are_known() -> None:
-    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
-    bob.hear(ada.say("zero"))
-    for number in range(200):
-        bob.hear(written(f"flood {number}", f"mallory {number}", *ghosts(1, start=number)))
-    frames = [ada.say(str(number)) for number in range(20)]
-    bob.hear(*reversed(frames))
-    assert [text for text in bob.texts if text != "x"] == ["zero", *map(str, range(20))]
-
-
-def test_a_flood_on_one_path_leaves_what_comes_by_another() -> None:
-    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
-    frames = [ada.say(str(number)) for number in range(20)]
-    for frame in reversed(frames[1:]):
-        bob.carry_out(bob.participant.receive(frame, NOON_MS, path="friends"))
-    for number in range(500):
-        sender = f"mallory {number % 20}"
-        each = written(f"flood {number}", sender, *ghosts(1, start=number))
-        bob.carry_out(bob.participant.receive(each, NOON_MS, path="store"))
-    bob.hear(frames[0])
-    assert [text for text in bob.texts if text != "x"] == [*map(str, range(20))]
-
-
-def test_few_messages_with_many_ghosts_displace_themselves() -> None:
-    options = replace(QUIET, missing_max=1_000)
-    ada, bob = Device("ada"), Device("bob", options)
-    frames = [ada.say(str(number)) for number in range(20)]
-    bob.hear(*reversed(frames[1:]))
-    for number in range(10):
-        bob.hear(written(f"m{number}", "mallory", *ghosts(256, start=256 * number)))
-    bob.hear(frames[0])
-    assert [text for text in bob.texts if text != "x"] == [*map(str, range(20))]
-
-
-def test_ghosts_of_sync_messages_do_not_displace_what_another_names() -> None:
-    bob = Device("bob")
-    newest = HistoryEntry("newest", b"", "ada")
-    bob.hear(encode(Message("sync", CHANNEL, "carol", NOON_MS, (newest,))))
-    for number in range(8):
-        history = ghosts(256, start=256 * number)
-        bob.hear(encode(Message(f"s{number}", CHANNEL, "mallory", NOON_MS, history)))
-    bob.effects.clear()
-    bob.wait(15)
-    named = {each.message_id for effect in of(Missing, bob.effects) for each in effect.entries}
-    assert "newest" in named
-
-
-def test_ghosts_of_one_member_do_not_keep_what_another_names_from_being_asked_for() -> None:
-    bob = Device("bob", ParticipantOptions(bloom=None))
-    for number in range(5):
-        bob.hear(written(f"m{number}", "mallory", *ghosts(256, start=256 * number)))
-    bob.hear(written("m9", "carol"), written("m10", "carol", HistoryEntry("lost", b"", "ada")))
-    assert "lost" in {each.message_id for each in requests(bob.wait(125))}
-
-
-def test_a_stranger_who_names_a_message_first_among_ghosts_does_not_keep_it_from_being_asked_for() -> (
-    None
-):
-    bob = Device("bob", ParticipantOptions(bloom=None))
-    lost = HistoryEntry("lost", b"", "ada")
-    bob.hear(written("m9", "carol"), written("m0", "mallory", *ghosts(200), lost))
-    for number in range(1, 5):
-        bob.hear(written(f"m{number}", "mallory", *ghosts(200, start=200 * number)))
-    bob.hear(written("m10", "carol", lost))
-    assert "lost" in {each.message_id for each in requests(bob.wait(150))}
-
-
-def test_ghosts_under_an_honest_name_delay_no_request_for_what_another_member_names_too() -> None:
-    bob = Device("bob", ParticipantOptions(bloom=None))
-    bob.hear(written("m8", "carol"), written("m9", "dan"))
-    for number in range(3):  # not by carol
-        bob.hear(written(f"m{number}", "carol", *ghosts(256, start=256 * number)))
-    lost = HistoryEntry("lost", b"", "carol")
-    for sender in ("carol", "dan", "carol"):
-        bob.hear(encode(Message(f"sync of {sender}", CHANNEL, sender, NOON_MS, (lost,))))
-    assert "lost" in {each.message_id for each in requests(bob.wait(125))}
-
-
-def test_lost_ghosts_of_one_member_do_not_displace_what_another_named() -> None:
-    bob = Device("bob", replace(QUIET, lost_max=100))
-    bob.hear(written("m9", "carol"), written("m10", "carol", HistoryEntry("lost", b"", "ada")))
-    bob.wait(310)
-    bob.hear(written("m1", "mallory", *ghosts(256)))
-    bob.effects.clear()
-    bob.wait(1_000)
-    named = {each.message_id for effect in of(Missing, bob.effects) for each in effect.entries}
-    assert "lost" in named
-
-
-@pytest.mark.parametrize("first", ["carol", "mallory"])
-def test_what_a_known_member_named_is_his_whichever_stranger_names_it_too(first: str) -> None:
-    bob = Device("bob", replace(QUIET, lost_max=100))
-    bob.hear(written("m9", "carol"))
-    lost = HistoryEntry("lost", b"", "ada")
-    for sender in sorted(("carol", "mallory"), key=lambda each: each != first):
-        bob.hear(written(f"of {sender}", sender, lost))
-    bob.wait(310)
-    bob.hear(written("m1", "mallory", *ghosts(256)))
-    bob.effects.clear()
-    bob.wait(1_000)
-    named = {each.message_id for effect in of(Missing, bob.effects) for each in effect.entries}
-    assert "lost" in named
-
-
-def hour_of_three(*hostile: bytes) -> int:
-    """The bytes that three participants broadcast in an hour, the last member's frames first."""
-    members = [Device(name, ParticipantOptions()) for name in ("ada", "bob", "carol")]
-    first = members[0].say("hello")
-    for member in members:
-        member.hear(*([] if member is members[0] else [first]), *hostile)
-    total = 0
-    for _ in range(3_600):
-        sent = [(member, of(Broadcast, member.wait(1))) for member in members]
-        for member, broadcasts in sent:
-            for each in broadcasts:
-                total += len(each.frame)
-                for other in members:
-                    if other is not member:
-                        other.carry_out(other.participant.receive(each.frame, other.now_ms))
-    return total
-
-
-def test_an_hour_with_256_invented_names_costs_two_megabytes() -> None:
-    frame = written("m1", "mallory", *ghosts(256))
-    quiet, loud = hour_of_three(), hour_of_three(frame)
-    assert quiet < 1_000_000
-    assert loud <= 2_000_000
-    assert loud - quiet <= 270 * len(frame)
 
 
 def test_a_frame_that_only_asks_carries_no_filter() -> None:
@@ -441,38 +190,11 @@ def test_requests_for_what_one_member_named_are_bounded_in_frames_and_bytes() ->
     assert 1 <= len(requests(eve.wait(120))) <= 4
 
 
-def test_the_state_keeps_no_head_that_we_have_named_since() -> None:
-    bob = Device("bob")
-    bob.hear(written("m1", "ada"), written("n0", "carol"))
-    for number in range(1, 150):
-        bob.hear(written(f"n{number}", "carol", HistoryEntry(f"n{number - 1}", b"", "carol")))
-    assert "head/m1" in bob.state
-    bob.say("mine")
-    assert "head/m1" not in bob.state
-
-
 def test_without_sync_messages_nothing_is_broadcast_that_only_asks() -> None:
     bob = Device("bob", QUIET)
     bob.hear(written("m2", "carol", *ghosts(3)))
     assert of(Broadcast, bob.wait(150)) == []
     assert len(decode(bob.say("mine"))[0].repair_request) == 3
-
-
-def test_a_head_without_a_sender_is_consumed_by_a_reference_without_one() -> None:
-    bob = Device("bob")
-    bob.hear(written("m1", ""))
-    for number in range(5):
-        bob.hear(written(f"n{number}", "carol", HistoryEntry("m1")))
-    assert "m1" not in {each.message_id for each in decode(bob.say("mine"))[0].causal_history}
-
-
-@pytest.mark.parametrize(("length", "is_named"), [(256, True), (257, False)])
-def test_a_hint_that_no_store_takes_is_not_named(length: int, is_named: bool) -> None:
-    bob = Device("bob")
-    hint = b"h" * length
-    bob.carry_out(bob.participant.receive(written("m1", "ada"), NOON_MS, hint))
-    [named] = decode(bob.say("mine"))[0].causal_history
-    assert named.retrieval_hint == (hint if is_named else b"")
 
 
 def test_a_request_is_read_up_to_a_bound_of_entries_and_of_lengths() -> None:

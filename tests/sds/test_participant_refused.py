@@ -8,7 +8,6 @@ from sdstore.sds import (
     Acknowledged,
     Broadcast,
     Deliver,
-    GaveUp,
     HistoryEntry,
     LocalProtocolError,
     Lost,
@@ -82,14 +81,6 @@ def test_a_refused_message_is_not_broadcast_again_nor_counted_and_can_still_be_a
     heard = ada.hear(written("b1", NOON_MS + 1, id_of(bad)))
     assert of(Acknowledged, heard) == [Acknowledged(id_of(bad))]
     assert ada.participant.sent_state(id_of(bad)).is_rejected  # type: ignore[union-attr]
-
-
-def test_a_stored_message_is_not_rejected_by_another_store() -> None:
-    ada = Device("ada", QUIET)
-    sent = ada.say("taken by one store")
-    ada.carry_out(ada.participant.stored(id_of(sent)))
-    assert ada.participant.rejected(id_of(sent), "policy_refused") == []
-    assert id_of(sent) in history_of(ada.say("next"))
 
 
 # ---- ordered: publish first
@@ -170,19 +161,6 @@ def test_under_hold_a_message_waits_for_a_refused_cause_until_it_arrives() -> No
     assert bob.texts == ["m1", "m2"]
 
 
-def test_a_sync_message_that_a_store_met_is_no_cause_of_senderless_messages_alone() -> None:
-    bob = Device("bob", QUIET)
-    bob.hear(written("old", NOON_MS, "sync-1", sender=""), written("new", NOON_MS + 1, "sync-1"))
-    effects = bob.carry_out(bob.participant.unobtainable("sync-1", "met_as_sync"))
-    assert [(each.message.message_id, each.after_gap) for each in of(Deliver, effects)] == [
-        ("old", ())
-    ]
-    assert not of(Lost, effects)
-    assert bob.status == Status(missing=1, waiting=1)
-    bob.hear(written("older", NOON_MS + 2, "sync-1", sender=""))
-    assert bob.texts == ["old", "older"]
-
-
 def test_the_largest_frame_is_sent_and_received_and_one_byte_more_is_not() -> None:
     ada, bob = Device("ada"), Device("bob")
     room = FRAME_BYTES_MAX - len(Device("ada").say("x" * 1_000_000))
@@ -194,29 +172,3 @@ def test_the_largest_frame_is_sent_and_received_and_one_byte_more_is_not() -> No
     assert len(frame) == FRAME_BYTES_MAX
     bob.hear(frame)
     assert bob.texts == [content]
-
-
-def test_a_refused_message_is_neither_broadcast_again_nor_given_up() -> None:
-    ada = Device("ada", ParticipantOptions(bloom=None, sync_ms=0, sent_max=1))
-    refused = id_of(ada.say("refused"))
-    ada.carry_out(ada.participant.rejected(refused, "policy_refused"))
-    effects = ada.wait(3_600, step_s=10)
-    ada.say("next")
-    assert not of(Broadcast, effects)
-    assert refused not in [each.message_id for each in of(GaveUp, ada.effects)]
-
-
-@pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_a_refused_message_named_is_named_however_much_came_since(is_restarted: bool) -> None:
-    ada = Device("ada")
-    ada.hear(written("m1", NOON_MS))
-    refused = ada.say("refused")
-    assert ada.participant.unstored_count == 1
-    ada.carry_out(ada.participant.rejected(id_of(refused), "policy_refused"))
-    assert ada.participant.unstored_count == 0
-    ada.hear(written("n0", NOON_MS + 10))
-    for number in range(1, 400):
-        ada.hear(written(f"n{number}", NOON_MS + 10 + number, f"n{number - 1}"))
-    if is_restarted:
-        ada.crash()
-    assert "m1" in history_of(ada.say("next"))

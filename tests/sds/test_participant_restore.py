@@ -8,26 +8,16 @@ from typing import Any
 
 import pytest
 
-import sdstore.sds.participant as participant_module
 from sdstore.sds import (
-    Acknowledged,
     Acknowledgement,
     Broadcast,
     Deliver,
-    Dialect,
-    HistoryEntry,
-    Kind,
     LocalProtocolError,
-    MemoryLog,
-    Message,
-    Missing,
-    OnLost,
     Participant,
     ParticipantOptions,
     Save,
     Status,
     decode,
-    encode,
 )
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
@@ -113,29 +103,6 @@ def test_a_waiting_message_survives_a_restart() -> None:
     assert not [key for key in eve.state if key.startswith("waiting/")]
 
 
-def test_a_waiting_message_is_not_missing_after_a_restart() -> None:
-    frames = conversation()
-    eve = Device("eve")
-    eve.hear(frames[2], frames[1])  # the third names the second, which arrives after it
-    assert eve.participant.status == Status(missing=1, waiting=2)
-    eve.crash()
-    assert eve.participant.status == Status(missing=1, waiting=2)
-    (missing,) = of(Missing, eve.wait(1))
-    assert [each.message_id for each in missing.entries] == [decode(frames[0])[0].message_id]
-
-
-def test_a_waiting_message_whose_cause_is_in_the_log_meanwhile_is_delivered() -> None:
-    frames = conversation()
-    eve, other = Device("eve"), Device("eve")
-    eve.hear(frames[1])
-    other.hear(frames[0])
-    eve.log = other.log  # newer than the state
-    eve.crash()
-    eve.wait(1)
-    assert eve.texts == ["ada 0", "bob 0"]
-    assert not [key for key in eve.state if key.startswith("waiting/")]
-
-
 def test_the_heads_are_found_again_after_a_restart() -> None:
     eve = Device("eve")
     for number in range(5):
@@ -174,63 +141,6 @@ def test_a_head_is_named_after_a_restart_however_old_it_is(later: int, order: st
     assert not {decode(each)[0].message_id for each in heads} & named  # its first answer did
 
 
-def test_saved_heads_are_bounded_and_deleted_with_the_heads() -> None:
-    options = ParticipantOptions(bloom=None, sync_ms=0, heads_max=20)
-    eve, bob = Device("eve", options), Device("bob")
-    for number in range(50):
-        eve.hear(Device(f"peer {number}").say("at the same time"))
-    eve.hear(*[bob.say(str(number)) for number in range(300)])
-    saved = [key for key in eve.state if key.startswith("head/")]
-    assert 10 < len(saved) <= 20
-    eve.crash()
-    for _ in range(5):
-        eve.say("all of you")
-    assert not [key for key in eve.state if key.startswith("head/")]
-
-
-def test_a_saved_head_that_the_log_lost_is_forgotten() -> None:
-    eve, bob = Device("eve"), Device("bob")
-    eve.hear(Device("ada").say("hello"), *[bob.say(str(number)) for number in range(300)])
-    assert [key for key in eve.state if key.startswith("head/")]
-    eve.log = MemoryLog()
-    eve.crash()
-    message, _ = decode(eve.say("alone"))
-    assert message.causal_history == ()
-    assert not [key for key in eve.state if key.startswith("head/")]
-
-
-@pytest.mark.parametrize("is_restarted", [False, True])
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_message_is_late_if_one_that_depends_on_it_gave_way_before(
-    is_restarted: bool, is_lost: bool
-) -> None:
-    """At the bound of waiting messages one is delivered after a gap while others wait for its cause."""
-    options = ParticipantOptions(bloom=None, sync_ms=0, waiting_max=1)
-    cause = HistoryEntry("cause")
-    other = HistoryEntry("other")
-    first = Message("first", CHANNEL, "bob", NOON_MS + 1, (cause,), content=b"first")
-    second = Message("second", CHANNEL, "bob", NOON_MS + 2, (cause, other), content=b"second")
-    eve = Device("eve", options)
-    eve.hear(encode(first))
-    eve.wait(100)
-    eve.hear(encode(second))
-    assert eve.texts == ["first"]
-    assert eve.delivered[0].after_gap == ("cause",)
-    assert [key for key in eve.state if key.startswith("passed/")] == ["passed/cause"]
-    if is_restarted:
-        eve.crash()
-    if is_lost:
-        eve.carry_out(eve.participant.unobtainable("cause", "refused"))
-        assert eve.status.lost == eve.status.waiting == 1  # for the other one
-        if is_restarted:
-            eve.crash()
-    eve.hear(encode(Message("cause", CHANNEL, "ada", NOON_MS, content=b"cause")))
-    late = {each.message.content: each.is_late for each in eve.delivered}
-    assert late[b"cause"]
-    assert not late[b"first"]
-    assert not [key for key in eve.state if key.startswith("passed/")]
-
-
 def test_sent_messages_and_their_acknowledgement_survive_a_restart() -> None:
     ada, bob = Device("ada"), Device("bob")
     first, second = ada.say("one"), ada.say("two")
@@ -258,28 +168,6 @@ def test_the_clock_does_not_go_back_over_a_restart() -> None:
     assert ada.order == ["one", "two"]
 
 
-def test_a_log_that_is_ahead_of_the_state_is_delivered_from_the_last_confirmation() -> None:
-    eve = Device("eve")
-    frames = conversation()
-    eve.hear(*frames[:2])
-    old_state = dict(eve.state)
-    eve.hear(*frames[2:])
-    eve.state = old_state  # the state was copied back, the log was not
-    eve.crash()
-    eve.hear(frames[7])
-    numbers = [each.number for each in eve.delivered]
-    assert numbers == [1, 2, 3, 4, 5, 6, 7, 8, 3, 4, 5, 6, 7, 8]
-
-
-def test_a_log_without_any_state_is_delivered_from_the_start() -> None:
-    eve = Device("eve")
-    eve.hear(*conversation())
-    eve.state = {}
-    eve.crash()
-    eve.wait(1)
-    assert [each.number for each in eve.delivered[8:]] == list(range(1, 9))
-
-
 def test_a_log_that_is_behind_the_state_gets_its_messages_again_under_new_numbers() -> None:
     eve = Device("eve")
     frames = conversation()
@@ -293,53 +181,6 @@ def test_a_log_that_is_behind_the_state_gets_its_messages_again_under_new_number
     assert len(eve.log) == 8
     eve.crash()
     assert eve.wait(1) == []
-
-
-def test_numbers_that_the_log_lost_do_not_break_the_bound_of_deliveries() -> None:
-    options = ParticipantOptions(bloom=None, sync_ms=0, deliveries_max=2)
-    frames = conversation()
-    participant = Participant(CHANNEL, "eve", options=options)
-    state: dict[str, bytes] = {}
-    effects = [*participant.receive(frames[0], NOON_MS), *participant.confirm(1)]
-    log = deepcopy(participant.log)
-    for frame in frames[1:]:
-        effects += participant.receive(frame, NOON_MS)
-    effects += participant.confirm(5)
-    for save in of(Save, effects):
-        state.update((key, value) for key, value in save.changes if value is not None)
-    restored = Participant.restore(CHANNEL, "eve", state, log, options=options)
-    numbers = []
-    for frame in frames[1:]:
-        numbers += [each.number for each in of(Deliver, restored.receive(frame, NOON_MS))]
-    assert numbers == [6, 7]
-    # The state of the first start once more: what it does not know of comes in steps of two.
-    again = Participant.restore(CHANNEL, "eve", {}, restored.log, options=options)
-    numbers = [each.number for each in of(Deliver, again.tick(NOON_MS))]
-    assert numbers == [1]
-    numbers = [each.number for each in of(Deliver, again.confirm(1))]
-    assert numbers == [6, 7]
-
-
-def test_a_sent_message_that_the_log_lost_is_given_up() -> None:
-    ada = Device("ada")
-    ada.say("one")
-    ada.log = MemoryLog()
-    ada.crash()
-    effects = ada.wait(40)
-    assert of(Broadcast, effects) == []
-    assert ada.participant.status == Status()
-
-
-def test_lost_messages_stay_lost_over_a_restart() -> None:
-    eve = Device("eve")
-    frames = conversation()
-    eve.hear(frames[1])
-    eve.wait(301)
-    assert eve.texts == ["bob 0"]
-    eve.crash()
-    assert eve.participant.status == Status(lost=1)
-    eve.hear(frames[0])
-    assert [each.is_late for each in eve.delivered] == [False, True]
 
 
 @pytest.mark.parametrize("key", ["owner", "progress", "waiting/", "sent/"])
@@ -358,17 +199,6 @@ def test_a_damaged_value_is_refused_whatever_bit_is_wrong(key: str) -> None:
     for size in range(len(value)):
         with pytest.raises(LocalProtocolError, match="state_damaged"):
             Participant.restore(CHANNEL, "eve", {**eve.state, full_key: value[:size]}, eve.log)
-
-
-def test_values_that_changed_places_are_refused() -> None:
-    ada = Device("ada")
-    ada.say("one")
-    ada.say("two")
-    one, two = (key for key in ada.state if key.startswith("sent/"))
-    with pytest.raises(LocalProtocolError, match="state_damaged"):
-        Participant.restore(
-            CHANNEL, "ada", {**ada.state, one: ada.state[two], two: ada.state[one]}, ada.log
-        )
 
 
 def test_a_later_format_is_refused() -> None:
@@ -403,18 +233,6 @@ def test_a_message_costs_one_small_record() -> None:
         assert [key for key, _ in save.changes] == ["progress"]
 
 
-def test_held_messages_stay_held_over_a_restart() -> None:
-    options = ParticipantOptions(bloom=None, sync_ms=0, on_lost=OnLost.HOLD)
-    eve = Device("eve", options)
-    frames = conversation()
-    eve.hear(frames[1])
-    eve.wait(301)
-    assert eve.texts == []
-    eve.crash()
-    eve.hear(frames[0])
-    assert eve.texts == ["ada 0", "bob 0"]
-
-
 @pytest.mark.parametrize("wrong", ["text", 5, [1, 2]])
 def test_what_is_not_bytes_is_refused_and_spoils_nothing_that_is_sent_later(wrong: Any) -> None:
     ada = Device("ada")
@@ -435,79 +253,3 @@ def test_what_is_not_bytes_is_refused_and_spoils_nothing_that_is_sent_later(wron
     ada.say("hello")
     ada.crash()
     ada.say("hello again")
-
-
-def test_other_arguments_of_a_wrong_type_are_refused_and_change_nothing() -> None:
-    ada = Device("ada")
-    ada.hear(Device("bob").say("hum"))
-    wrong: Any
-    for wrong in ("1", 1.5, None, b"1"):
-        for call in (
-            lambda: ada.participant.send(b"hello", wrong),  # noqa: B023
-            lambda: ada.participant.tick(wrong),  # noqa: B023
-            lambda: ada.participant.confirm(wrong),  # noqa: B023
-        ):
-            with pytest.raises(LocalProtocolError, match=r"wrong_type: .* not int"):
-                call()
-    for wrong in (5, None, b"room"):
-        for make in (
-            lambda: Participant(wrong, "ada"),  # noqa: B023
-            lambda: Participant("room", wrong),  # noqa: B023
-            lambda: ada.participant.stored(wrong),  # noqa: B023
-        ):
-            with pytest.raises(LocalProtocolError, match=r"wrong_type: .* not str"):
-                make()
-    with pytest.raises(
-        LocalProtocolError, match=r"unknown_delivery: delivery -1 is confirmed; .* 1 to 1"
-    ):
-        ada.participant.confirm(-1)
-    assert ada.participant.confirm(0) == []
-    ada.say("hello")
-    assert len(ada.log) == 2
-
-
-def test_a_hint_longer_than_stores_accept_never_enters_a_causal_history() -> None:
-    ada, bob = Device("ada"), Device("bob")
-    with pytest.raises(LocalProtocolError) as refused:
-        ada.participant.send(b"hello", ada.now_ms, retrieval_hint=b"h" * 257)
-    assert refused.value.code == "retrieval_hint_too_long"
-    assert len(ada.log) == 0
-    ada.carry_out(ada.participant.receive(bob.say("hum"), ada.now_ms, b"h" * 2_000_000))
-    assert len(ada.log) == 1
-    (entry,) = decode(ada.say("hello"))[0].causal_history
-    assert entry.retrieval_hint == b""
-
-
-def test_own_sync_messages_that_come_back_after_a_restart_acknowledge_nothing() -> None:
-    # Version 1 has no senders: only its ID shows that a sync message is our own.
-    options = ParticipantOptions(dialect=Dialect.V1, bloom=None, sync_ms=10_000, sync_ms_max=20_000)
-    ada = Device("ada", options)
-    ada.say("hello")
-    [sync, *_] = [each for each in of(Broadcast, ada.wait(60)) if each.kind is Kind.SYNC]
-    ada.crash()
-    assert not of(Acknowledged, ada.hear(sync.frame))
-    assert ada.participant.ignored["own"] == 1
-    bob = Device("bob", options)
-    bob.hear(*[each.frame for each in of(Broadcast, ada.effects) if each.kind is Kind.CONTENT])
-    [theirs, *_] = [each for each in of(Broadcast, bob.wait(60)) if each.kind is Kind.SYNC]
-    assert of(Acknowledged, ada.hear(theirs.frame))
-
-
-def test_large_messages_that_were_not_confirmed_come_again_some_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Bounded by bytes: 1,000 frames of 1 MB would be in memory together."""
-    monkeypatch.setattr(participant_module, "TAKEN_BYTES_MAX", 25_000)
-    ada, log, state = Device("ada"), MemoryLog(), {}
-    eve = Participant(CHANNEL, "eve", log=log)
-    for _ in range(10):
-        for save in of(Save, eve.receive(ada.say("x" * 10_000), NOON_MS)):
-            state.update(save.changes)
-    again = Participant.restore(CHANNEL, "eve", state, log)
-    counts, numbers = [], []
-    for second in range(6):
-        found = of(Deliver, again.tick(NOON_MS + 1_000 * second))
-        counts.append(len(found))
-        numbers += [each.number for each in found]
-    assert numbers == list(range(1, 11))
-    assert counts == [3, 3, 3, 1, 0, 0]

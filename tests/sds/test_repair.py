@@ -10,8 +10,7 @@ import pytest
 
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
-from sdstore.sds.repair import Repair, RepairOptions, hash_of_text
-from sdstore.sds.shares import Member
+from sdstore.sds.repair import Repair, RepairOptions
 from tests.support.sds_vectors import load
 
 START = 1_763_000_000_000
@@ -119,20 +118,6 @@ def test_the_author_answers_at_once() -> None:
     assert repair.answers(START + T_MAX) == []
 
 
-def test_the_hash_can_be_replaced() -> None:
-    options = RepairOptions(hash_text=len, t_min_ms=0, t_max_ms=100)
-    repair = Repair("me", options)
-    repair.want(entry("12345"), 0)
-    assert repair.request_due_ms == len("me12345")
-    repair.requested("bob", [entry("abcd", "alice")], EVERYTHING, 0)
-    assert repair.answer_due_ms == (len("me") ^ len("alice")) * len("abcd")
-
-
-def test_the_default_hash_is_the_first_eight_bytes_of_sha256() -> None:
-    assert hash_of_text("alicem1") == h("alicem1")
-    assert hash_of_text("αβγ") == h("αβγ")
-
-
 # ---- asking
 
 
@@ -176,14 +161,6 @@ def test_a_message_that_arrives_is_not_asked_for() -> None:
     assert {each.message_id for each in repair.requests(START + T_MAX)} == {"m2"}
 
 
-def test_wanting_twice_does_not_change_the_time() -> None:
-    repair = Repair("me")
-    repair.want(entry("m1"), START)
-    first_ms = repair.request_due_ms
-    repair.want(entry("m1"), START + 20_000)
-    assert repair.request_due_ms == first_ms
-
-
 def test_a_heard_request_postpones_ours_which_comes_if_the_answer_does_not() -> None:
     repair = Repair("me")
     repair.want(entry("m1"), START)
@@ -198,16 +175,6 @@ def test_a_heard_request_postpones_ours_which_comes_if_the_answer_does_not() -> 
     assert repair.requests(next_ms) == (entry("m1"),)
 
 
-def test_endless_requests_of_others_do_not_silence_ours() -> None:
-    repair = Repair("me")
-    repair.want(entry("m1"), START)
-    for now_ms in range(START, START + 600_000, 1_000):
-        repair.requested("mallory", [entry("m1")], NOTHING, now_ms)
-        if repair.requests(now_ms):
-            break
-    assert now_ms < START + (RepairOptions().postponements_max + 1) * T_MAX
-
-
 @pytest.mark.parametrize(
     ("me", "author"), [("me", ""), ("", "alice"), ("", "")], ids=["author", "me", "both"]
 )
@@ -216,41 +183,6 @@ def test_without_a_sender_nothing_is_asked_for_and_nothing_answered(me: str, aut
     repair.want(entry("m1", author), START)
     repair.requested("bob", [entry("m2", author)], EVERYTHING, START)
     assert (repair.request_due_ms, repair.answer_due_ms) == (None, None)
-
-
-def test_others_postpone_a_request_again_once_ours_was_sent() -> None:
-    repair = Repair("me", RepairOptions(postponements_max=1))
-    repair.want(entry("m1"), START)
-    for _ in range(3):
-        due_ms = repair.request_due_ms or 0
-        repair.requested("bob", [entry("m1")], NOTHING, due_ms - 1)
-        postponed_ms = repair.request_due_ms or 0
-        assert postponed_ms > due_ms
-        repair.requested("bob", [entry("m1")], NOTHING, due_ms - 1)
-        assert repair.request_due_ms == postponed_ms
-        assert repair.requests(postponed_ms) == (entry("m1"),)
-
-
-def test_a_message_with_the_longest_id_is_asked_for_too() -> None:
-    repair = Repair("me")
-    longest = entry("m" * 100_000)
-    repair.want(longest, START)
-    assert repair.requests(START + T_MAX) == (longest,)
-
-
-def test_a_request_without_a_requester_is_ignored() -> None:
-    repair = Repair("me")
-    repair.want(entry("m1"), START)
-    before = repair.request_due_ms
-    repair.requested("", [entry("m1"), entry("m2")], EVERYTHING, START + 1)
-    assert (repair.request_due_ms, repair.answer_due_ms) == (before, None)
-
-
-def test_the_author_can_become_known_later() -> None:
-    repair = Repair("me")
-    repair.want(entry("m1", ""), START)
-    repair.want(entry("m1", "alice"), START)
-    assert repair.wanted_count == 1
 
 
 def test_wanted_messages_are_bounded_and_room_is_used_again() -> None:
@@ -263,16 +195,6 @@ def test_wanted_messages_are_bounded_and_room_is_used_again() -> None:
     repair.want(entry("m99"), START)
     asked = {message_id for _, message_id in drain(repair, START + T_MAX)}
     assert asked == {"m1", "m2", "m3", "m4", "m99"}
-
-
-def test_what_many_members_named_is_asked_for_within_one_bound_for_all() -> None:
-    repair = Repair("me", RepairOptions(answers_in_all=50))
-    start_ms = START // T_MAX * T_MAX
-    for number in range(200):
-        repair.want(entry(f"m{number}"), start_ms, Member("", f"ada {number % 20}"))
-    for window in (1, 2):
-        due_ms = start_ms + window * T_MAX
-        assert sum(len(repair.requests(due_ms)) for _ in range(100)) == 50
 
 
 # ---- answering
@@ -289,25 +211,6 @@ def test_an_answer_by_another_cancels_ours() -> None:
     repair.requested("bob", [entry("m1"), entry("m2")], EVERYTHING, START)
     repair.received("m1")
     assert repair.answers(START + T_MAX) == ["m2"]
-
-
-def test_a_second_request_does_not_postpone_the_answer() -> None:
-    repair = Repair("me")
-    repair.requested("bob", [entry("m1")], EVERYTHING, START)
-    first_ms = repair.answer_due_ms
-    repair.requested("carol", [entry("m1")], EVERYTHING, START + 5)
-    assert repair.answer_due_ms == first_ms
-
-
-def test_a_cancelled_answer_that_is_asked_for_again_waits_anew() -> None:
-    repair = Repair("me")
-    repair.requested("bob", [entry("m1")], EVERYTHING, START)
-    first_ms = repair.answer_due_ms
-    assert first_ms is not None
-    repair.received("m1")
-    repair.requested("bob", [entry("m1")], EVERYTHING, START + 50)
-    assert repair.answers(first_ms) == []
-    assert repair.answers(first_ms + 50) == ["m1"]
 
 
 def test_answers_come_in_the_order_of_their_times_and_a_few_at_a_time() -> None:
@@ -333,55 +236,6 @@ def test_one_requester_gets_a_bounded_number_of_answers_until_the_next_window() 
     assert repair.pending_count == 2 * per_requester + 3
 
 
-def test_many_names_of_one_requester_get_a_bounded_number_of_answers() -> None:
-    repair = Repair("me")
-    start_ms = START // T_MAX * T_MAX
-    answered = 0
-    for number in range(1_000):
-        repair.requested(f"mallory{number}", [entry(f"m{number}")], EVERYTHING, start_ms)
-        answered += len(repair.answers(start_ms + T_MAX - 1))
-    assert answered == RepairOptions().answers_in_all
-
-
-def test_answers_that_others_give_do_not_count_against_a_requester() -> None:
-    repair = Repair("me")
-    for number in range(200):
-        repair.requested("bob", [entry(f"m{number}")], EVERYTHING, START)
-        assert repair.pending_count == 1
-        repair.received(f"m{number}")
-
-
-def test_answers_of_the_last_window_that_others_give_leave_no_room_in_this_one() -> None:
-    repair = Repair("me")
-    per_requester = RepairOptions().answers_per_requester
-    end_ms = (START // T_MAX + 1) * T_MAX
-    old, new = ([entry(f"{name} {n}") for n in range(per_requester)] for name in ("old", "new"))
-    repair.requested("mallory", old, EVERYTHING, end_ms - 1)
-    repair.requested("mallory", new, EVERYTHING, end_ms)
-    for each in old:
-        repair.received(each.message_id)
-    repair.requested("mallory", [entry("more")], EVERYTHING, end_ms + 1)
-    assert repair.pending_count == per_requester
-
-
-def test_pending_answers_are_bounded() -> None:
-    options = RepairOptions(answers_max=7, answers_per_requester=100)
-    repair = Repair("me", options)
-    repair.requested("bob", [entry(f"m{number}") for number in range(50)], EVERYTHING, START)
-    assert repair.pending_count == 7
-
-
-def test_memory_stays_bounded_when_requests_and_answers_alternate_for_ever() -> None:
-    repair = Repair("me")
-    for number in range(20_000):
-        repair.requested("mallory", [entry("m1")], EVERYTHING, START)
-        repair.received("m1")
-        repair.want(entry(f"w{number % 3}"), START)
-        repair.received(f"w{number % 3}")
-    assert len(repair._t_resp._heap) < 100
-    assert len(repair._t_req._heap) < 100
-
-
 # ---- response groups
 
 
@@ -402,13 +256,6 @@ def test_the_number_of_groups_can_be_fixed() -> None:
     for number in range(1_000):
         repair.heard(f"p{number}")
     assert repair.group_count == 4
-
-
-def test_invented_senders_raise_the_number_of_groups_to_a_bound_only() -> None:
-    repair = Repair("me", RepairOptions(participants_max=300))
-    for number in range(10_000):
-        repair.heard(f"p{number}")
-    assert repair.group_count == 3
 
 
 def test_members_of_the_authors_group_answer_and_the_author_always_does() -> None:
@@ -451,23 +298,6 @@ def test_twenty_participants_repair_one_lost_message_with_few_requests_and_answe
                     repairs[other].received("m1")
     assert not missing
     assert (requests, answers) == (1, 1)
-
-
-def test_repair_goes_on_when_requests_and_answers_are_lost() -> None:
-    """With a loss of 30 percent and without the author."""
-    for seed in range(30):
-        rng = random.Random(seed)
-        asker, helper = Repair("asker"), Repair("helper")
-        asker.want(entry("m1", "gone"), START)
-        for now_ms in range(START, START + 1_200_000, 1_000):
-            asked = asker.requests(now_ms)
-            if asked and rng.random() > 0.3:
-                helper.requested("asker", asked, EVERYTHING, now_ms)
-            if helper.answers(now_ms) and rng.random() > 0.3:
-                asker.received("m1")
-                break
-        assert now_ms < START + 1_199_000, seed
-        assert asker.wanted_count == 0
 
 
 @pytest.mark.parametrize(

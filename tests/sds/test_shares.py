@@ -12,20 +12,6 @@ def test_of_two_paths_with_as_much_the_one_that_came_last_gives_way() -> None:
     assert shares.first_to_go() == "flood"
 
 
-def test_of_two_accounts_with_as_much_the_one_that_came_last_gives_way() -> None:
-    shares = Shares()
-    shares.add("honest", Member("", "ada", "ada"))
-    shares.add("flood", Member("", "mallory", "mallory"))
-    assert shares.first_to_go() == "flood"
-
-
-def test_of_two_strangers_with_as_much_the_one_that_came_last_gives_way() -> None:
-    shares = Shares()
-    for sender_id in ("ada", "mallory"):
-        shares.add(f"of {sender_id}", Member("", "", sender_id))
-    assert shares.first_to_go() == "of mallory"
-
-
 def test_the_oldest_of_the_one_with_most_goes_first_in_cost_and_not_in_number() -> None:
     shares = Shares()
     for number in range(3):

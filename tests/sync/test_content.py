@@ -64,19 +64,6 @@ async def until(is_so: Callable[[], bool]) -> None:
     raise TimeoutError
 
 
-def test_items_wait_for_a_transaction_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content_module, "READ_AT_ONCE", 4)
-
-    async def scenario() -> None:
-        slow = Slow()
-        slow.go.set()
-        report, _ = await session_of(slow, 25)
-        assert slow.begun == [12, 12, 1]
-        assert (report.entries_received, len(slow.contents)) == (25, 25)
-
-    asyncio.run(scenario())
-
-
 def test_one_transaction_runs_at_a_time_and_reading_waits_when_another_one_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,37 +79,6 @@ def test_one_transaction_runs_at_a_time_and_reading_waits_when_another_one_is_fu
         report, _ = await session
         assert (report.entries_received, slow.most_at_a_time) == (60, 1)
 
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(("held_bytes_max", "held_s_max"), [(100, 60.0), (1 << 20, 0.01)])
-def test_large_items_and_old_ones_are_not_kept_waiting(
-    monkeypatch: pytest.MonkeyPatch, held_bytes_max: int, held_s_max: float
-) -> None:
-    monkeypatch.setattr(content_module, "HELD_BYTES_MAX", held_bytes_max)
-    monkeypatch.setattr(content_module, "HELD_S_MAX", held_s_max)
-    monkeypatch.setattr(content_module, "MOVE_ELEMENTS_MAX", 5)
-
-    class Dripping(MemoryPeer):
-        """Serves one batch, then no other until it is told to."""
-
-        async def _answer(self, request: ReconRequest) -> ReconResponse:
-            if request.HasField("fetch") and any(r.HasField("fetch") for r in self.requests[:-1]):
-                await more.wait()
-            return await super()._answer(request)
-
-    async def scenario() -> None:
-        numbers = [content(n, "text") for n in range(1_000)]
-        slow, theirs = Slow(numbers[::2]), MemoryReplica(numbers)
-        slow.go.set()
-        session = asyncio.create_task(sync_with_peer(slow, Dripping(theirs), EVERYTHING))
-        await until(lambda: bool(slow.begun))
-        assert slow.begun == [5]
-        more.set()
-        report, _ = await session
-        assert report.proved
-
-    more = asyncio.Event()
     asyncio.run(scenario())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import os
 import random
 import time
@@ -21,7 +20,7 @@ from recon.session import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.sync.driver import sync_with_peer
-from sdstore.sync.memory import WHOLE_S_MAX, PeerMemory, unpack_elements
+from sdstore.sync.memory import WHOLE_S_MAX, PeerMemory
 from sdstore.sync.report import (
     DEFAULT_LIMITS,
     SyncCode,
@@ -101,17 +100,6 @@ def test_a_proved_pair_compares_only_what_arrived_since_and_moves_it_in_three_tr
     assert was_over_news(peer)
 
 
-def test_four_dozen_news_on_each_side_take_no_more_trips_than_one() -> None:
-    ours, theirs, peer, memory = proved_pair(3_000)
-    for raw in contents(500, 500 + comparison_module.NEWS_UNCUT_MAX, "ours"):
-        ours.add(raw)
-    for raw in contents(2_000, 2_000 + comparison_module.NEWS_UNCUT_MAX, "theirs"):
-        theirs.add(raw)
-    report, _ = synced(ours, peer, memory)
-    assert (report.proved, report.requests) == (True, 3)
-    assert ours.contents == theirs.contents
-
-
 def test_empty_news_prove_an_idle_pair_equal_in_one_small_round_trip() -> None:
     ours, _, peer, memory = proved_pair()
     up, down = peer.bytes_up, peer.bytes_down
@@ -160,35 +148,6 @@ def test_what_reaches_the_peer_during_a_pass_is_news_of_the_next_session() -> No
     assert (report.proved, report.entries_received) == (True, len(meanwhile))
     assert was_over_news(peer)
     assert ours.contents == theirs.contents
-
-
-def test_a_pass_that_moves_too_much_for_a_baseline_is_not_cut_short_by_marks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What the pass itself sends, the peer counts as arrived after its mark."""
-    for module in (proof_module, comparison_module):
-        monkeypatch.setattr(module, "MOVED_MAX", 100)
-    monkeypatch.setattr(content_module, "MOVE_ELEMENTS_MAX", 50)
-    ours, theirs = MemoryReplica(contents(0, 2_000)), MemoryReplica(contents(1_000, 3_000))
-    theirs.news_max = 100
-    peer = MemoryPeer(theirs)
-    report, _ = synced(ours, peer)
-    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-    assert (report.entries_received, report.entries_sent) == (1_000, 1_000)
-    assert sum(each.total for each in peer.requests) == 2, "what was moved, and that it was all"
-
-
-def test_a_memory_with_a_baseline_survives_as_json() -> None:
-    ours, theirs, peer, memory = proved_pair()
-    ours.add(content(1, "ours"))
-    theirs.add(content(2, "theirs"))
-    _, memory = synced(ours, peer, memory)
-    [baseline] = memory.baselines
-    assert unpack_elements(baseline.counted_in) == {element_of(content(1, "ours")).element_id: 1}
-    assert unpack_elements(baseline.counted_out) == {element_of(content(2, "theirs")).element_id: 2}
-    again = PeerMemory.of(json.loads(json.dumps(memory.document())))
-    assert again == memory
-    assert synced(ours, peer, again)[0].requests == 1
 
 
 # --- everything is compared again --------------------------------------------------------------------
@@ -327,28 +286,6 @@ def test_what_could_not_be_sent_is_sent_in_the_session_after_it_is_mended() -> N
     assert theirs.contents == ours.contents
 
 
-def test_refusals_of_a_policy_that_changes_meanwhile_are_offered_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each answer has a new policy, up to the second push; from then on the peer takes everything."""
-    monkeypatch.setattr(content_module, "MOVE_ELEMENTS_MAX", 2)
-    ours, theirs, _, memory = proved_pair()
-    pushes = 0
-
-    def change(request: ReconRequest) -> None:
-        nonlocal pushes
-        pushes += bool(request.push)
-        theirs.policy += bool(request.push) and pushes <= 2
-
-    theirs._refuses = lambda _: pushes < 2
-    for raw in contents(300, 305):
-        ours.add(raw)
-    report, _ = synced(ours, MemoryPeer(theirs, asked=change), memory)
-    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-    assert (report.entries_refused, report.set_aside_count) == (2, 0)
-    assert theirs.contents == ours.contents
-
-
 def test_a_list_that_leaves_an_element_out_proves_no_news_equal() -> None:
     class Hiding(MemoryPeer):
         """As an accident of hashes would: one element of its news is not named."""
@@ -374,53 +311,6 @@ def test_a_list_that_leaves_an_element_out_proves_no_news_equal() -> None:
     assert ours.contents == theirs.contents
 
 
-def test_an_old_mark_that_is_still_true_finds_all_that_came_since() -> None:
-    ours, theirs, peer, old = proved_pair()
-    memory = old
-    for number in range(3):
-        ours.add(content(number, "ours"))
-        theirs.add(content(number, "theirs"))
-        _, memory = synced(ours, peer, memory)
-    ours.add(content(9, "ours"))
-    # The memory of the first session comes back, as from a copy of the peers' table.
-    report, _ = synced(ours, peer, old)
-    assert (report.outcome, report.proved, was_over_news(peer)) == (SyncOutcome.IN_SYNC, True, True)
-    assert (report.entries_received, report.entries_sent) == (0, 1)
-    assert ours.contents == theirs.contents
-
-
-def test_another_interest_has_a_baseline_of_its_own() -> None:
-    ours, theirs, peer, memory = proved_pair()
-    low = Interest.make(everything=True, lamport_to=-(1 << 63) + 100)
-    assert low.window.upper == 100
-    ours.add(content(50, "low"))
-    theirs.add(content(200, "high"))
-    report, memory = synced(ours, peer, memory, low)
-    assert (report.proved, was_over_news(peer)) == (True, False)
-    assert content(50, "low") in theirs.contents
-    assert content(200, "high") not in ours.contents
-    theirs.add(content(60, "low"))
-    report, memory = synced(ours, peer, memory, low)
-    assert (report.entries_received, was_over_news(peer)) == (1, True)
-    report, memory = synced(ours, peer, memory)
-    assert (report.proved, was_over_news(peer)) == (True, True)
-    assert ours.contents == theirs.contents
-
-
-def test_a_peer_that_wants_less_by_now_is_asked_what_it_wants() -> None:
-    ours, theirs = MemoryReplica(contents(0, 50)), MemoryReplica(contents(0, 50))
-    peer = MemoryPeer(theirs)
-    _, memory = synced(ours, peer)
-    peer.own_interest = Interest.make(everything=True, lamport_to=-(1 << 63) + 100)
-    ours.add(content(200, "beyond the peer's new window"))
-    theirs.add(content(7, "theirs"))
-    report, memory = synced(ours, peer, memory)
-    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-    assert [each.interest for each in memory.baselines] == [peer.own_interest.encode()]
-    assert content(7, "theirs") in ours.contents
-    assert content(200, "beyond the peer's new window") not in theirs.contents
-
-
 def test_everything_is_compared_again_after_a_day_at_most() -> None:
     ours, theirs, peer, memory = proved_pair()
     # An accident of hashes: both sides take different sets for equal.
@@ -437,24 +327,6 @@ def test_everything_is_compared_again_after_a_day_at_most() -> None:
     for later, is_found in ((WHOLE_S_MAX - 100, False), (WHOLE_S_MAX + 1, True)):
         report, memory = synced(ours, peer, memory, clock=lambda later=later: now + later)
         assert (report.proved, hidden in ours.contents) == (True, is_found)
-
-
-def test_a_clock_that_went_back_does_not_keep_a_baseline() -> None:
-    ours, _, peer, memory = proved_pair()
-    now = time.time()
-    synced(ours, peer, memory, clock=lambda: now - 3_600)
-    assert not was_over_news(peer)
-
-
-def test_a_shorter_time_between_whole_sessions_is_obeyed() -> None:
-    ours = MemoryReplica(contents(0, 10))
-    peer = MemoryPeer(MemoryReplica(contents(0, 10)))
-    limits = replace(DEFAULT_LIMITS, whole_s=100.0)
-    _, memory = synced(ours, peer, limits=limits)
-    now = time.time()
-    for later, expected in ((98, True), (101, False)):
-        synced(ours, peer, memory, limits=limits, clock=lambda later=later: now + later)
-        assert was_over_news(peer) is expected
 
 
 # --- the law, in random worlds -----------------------------------------------------------------------

@@ -10,19 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import ID_BYTES
 from recon.session import Interest
-from sdstore.sync.comparison import Mode
 from sdstore.sync.driver import sync_with_peer
-from sdstore.sync.memory import RETRY_FACTOR, RETRY_S_MAX, RETRY_S_MIN, Element, PeerMemory
+from sdstore.sync.memory import RETRY_FACTOR, RETRY_S_MIN, PeerMemory
 from sdstore.sync.report import Progress, SyncCode, SyncError, SyncOutcome, SyncReport
 from sdstore.sync.session import LOST_FETCHED_MAX
 from sdstore.sync.steps import LostPage, Prepared, Stored
-from sdstore.wire.recon_pb2 import PUSH_REFUSED, Item, ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import PUSH_REFUSED, ReconRequest, ReconResponse
 from tests.support.memory_sync import EVERYTHING, MemoryPeer, MemoryReplica, content, element_of
 
-HINTS = (b"one", b"two")
 CONTENTS = [content(n, "some text") for n in range(3_000)]
 
 
@@ -258,17 +255,6 @@ def test_a_peer_with_a_new_policy_is_offered_again_what_it_refused() -> None:
     assert theirs.contents == ours.contents
 
 
-def test_what_a_clock_that_went_back_left_behind_is_old() -> None:
-    odd = CONTENTS[5]
-    ours = MemoryReplica(refuses=lambda raw: raw == odd)
-    peer = MemoryPeer(MemoryReplica(CONTENTS[:10]))
-    _, memory = synced(ours, peer)
-    now_s = time.time()
-    for at_s, is_old in [(now_s + 60, False), (now_s - 10 * RETRY_S_MAX, True)]:
-        report, _ = synced(ours, peer, memory, clock=lambda at_s=at_s: at_s)
-        assert (report.set_aside_count, report.entries_refused) == (1, is_old)
-
-
 def test_a_peer_whose_policy_keeps_changing_is_accused_of_nothing() -> None:
     ours, theirs = MemoryReplica(CONTENTS[:300]), MemoryReplica(CONTENTS[100:400])
 
@@ -312,16 +298,6 @@ def test_a_session_asks_for_a_bounded_number_of_lost_entries_and_the_next_one_go
     assert ours.pages_count <= 3
 
 
-def test_the_budget_of_a_session_grows_with_the_lost_content_that_comes_back() -> None:
-    large = [content(n, "large" * 20_000) for n in range(60)]
-    assert sum(map(len, large)) > RECON_LIMITS.bytes_base + RECON_LIMITS.bytes_per_element * 60
-    ours = MemoryReplica(large)
-    for raw in large:
-        ours.lose(raw)
-    report, _ = synced(ours, MemoryPeer(MemoryReplica(large)))
-    assert (report.outcome, report.mended) == (SyncOutcome.IN_SYNC, len(large))
-
-
 def test_lost_content_that_a_peer_cannot_serve_is_asked_of_it_after_ever_longer_waits() -> None:
     ours, theirs = MemoryReplica(CONTENTS[:50]), MemoryReplica(CONTENTS[:50])
     ours.lose(CONTENTS[3])
@@ -347,41 +323,3 @@ def test_the_report_of_a_session_that_ends_early_claims_nothing() -> None:
     report, _ = synced(MemoryReplica(CONTENTS[:10]), Unreachable(MemoryReplica()))
     nothing = SyncReport(outcome=SyncOutcome.PEER_FAULT, code=SyncCode.PEER_UNREACHABLE)
     assert replace(report, detail="", seconds=0.0, requests=0, rounds=0) == nothing
-
-
-def test_the_progress_of_a_session_that_ends_early_shows_what_is_here() -> None:
-    ours, seen = Failing(), list[Progress]()
-    report, _ = synced(ours, MemoryPeer(MemoryReplica(CONTENTS)), seen=seen)
-    assert report.outcome is SyncOutcome.LOCAL_FAULT
-    assert 0 < len(ours.contents) < len(CONTENTS)
-    here_percent = 100 * len(ours.contents) / len(CONTENTS)
-    assert seen[-1].in_sync_percent == pytest.approx(here_percent)
-    assert sum(share for _, share in seen[-1].segments) == pytest.approx(1)
-
-
-def test_only_hints_that_are_kept_count_as_received() -> None:
-    class Hints(MemoryReplica):
-        """Takes two of three claims on each entry, and keeps one."""
-
-        async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
-            prepared = await super().prepare(items)
-            return [
-                replace(each, claims=tuple(self.claim_id(each.element_id, hint) for hint in HINTS))
-                for each in prepared
-            ]
-
-        async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
-            stored = await super().commit(prepared)
-            rows = zip(stored, prepared, strict=True)
-            return [each._replace(claims_dropped=item.claims[1:]) for each, item in rows]
-
-    class Hinted(MemoryReplica):
-        async def load(self, elements: Sequence[Element], bytes_max: int) -> list[Item]:
-            items = await super().load(elements, bytes_max)
-            for item in items:
-                item.entry.hints.extend([*HINTS, b"too long"])
-            return items
-
-    peer = MemoryPeer(Hinted(CONTENTS[:10]))
-    report, _ = asyncio.run(sync_with_peer(Hints(), peer, EVERYTHING, mode=Mode.FETCH))
-    assert (report.entries_received, report.claims_received, report.claims_refused) == (10, 10, 20)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
 import subprocess
 import time
@@ -17,11 +15,10 @@ import app.recon.endpoint as recon_endpoint
 import sdstore.client.transport as client_transport
 import sdstore.sync.content as content_module
 from app.cli.files import ExistingMessages, FileFormat, format_of_name
-from app.server.node import Node
 from sdstore.client import StoreClient
 from sdstore.participant import ParticipantFile
 from sdstore.sds.codec import decode, encode
-from sdstore.sync.report import SyncOutcome, SyncReport
+from sdstore.sync.report import SyncReport
 from sdstore.wire.recon_pb2 import REFUSED, ReconRequest, ReconResponse
 from tests.support.cli import cli, command
 from tests.support.federation import InProcessPeer, message, open_nodes, publish
@@ -38,67 +35,6 @@ def backfilled(
     patch.setattr(client_transport, "HttpTransport", lambda *_, **__: peer)
     work = filestore.backfill_file("http://peer", "c", file, FileFormat.NDJSON, lambda _: None)
     return asyncio.create_task(work)
-
-
-def test_bad_hints_of_a_peer_cost_no_message_and_the_file_can_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def adds_bad_hints(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-        for item in response.items:
-            item.entry.hints.extend([b"", bytes(5_000), *(b"%d" % n for n in range(100))])
-        return response
-
-    file = tmp_path / "file.ndjson"
-
-    async def scenario() -> SyncReport:
-        async with open_nodes(tmp_path, {}) as (node,):
-            await publish(node, [message(n, "c") for n in range(COUNT)])
-            return await backfilled(InProcessPeer(node, adds_bad_hints), file, monkeypatch)
-
-    assert asyncio.run(scenario()).entries_received == COUNT
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [len(line["retrieval_hints"]) for line in lines] == [16] * COUNT
-    result = cli("import", file, "--data-dir", tmp_path / "two")
-    assert (result.code, result.err) == (0, "")
-    assert cli("check", "--data-dir", tmp_path / "two", "--json").json["entries"] == COUNT
-
-
-class _Expiring(InProcessPeer):
-    """Draws a new nonce when the fourth fetch arrives: three were answered."""
-
-    def __init__(self, node: Node, patch: pytest.MonkeyPatch) -> None:
-        super().__init__(node)
-        self.nonce = b"1" * 16
-        self.fetches = 0
-        patch.setattr(recon_endpoint, "responder_nonce", lambda *_: self.nonce)
-        patch.setattr(recon_endpoint, "nonce_is_fresh", lambda given, *_: given == self.nonce)
-
-    async def recon(self, request: bytes) -> bytes:
-        self.fetches += ReconRequest.FromString(request).HasField("fetch")
-        if self.fetches == 4:
-            self.nonce = b"2" * 16
-        return await super().recon(request)
-
-
-def test_a_nonce_that_expires_during_a_backfill_adds_no_line_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file.ndjson"
-    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 1_000)
-
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}) as (node,):
-            messages = [message(n, "c") for n in range(COUNT)]
-            hints = {each.message_id: (b"a hint",) for each in messages}
-            await publish(node, messages, hints)
-            peer = _Expiring(node, monkeypatch)
-            report = await backfilled(peer, file, monkeypatch)
-            assert peer.fetches > 4
-            assert (report.outcome, report.entries_received) == (SyncOutcome.IN_SYNC, COUNT)
-
-    asyncio.run(scenario())
-    ids = [json.loads(line)["message"]["message_id"] for line in file.read_text().splitlines()]
-    assert sorted(ids) == sorted(f"m{n}" for n in range(COUNT))
 
 
 def test_messages_of_a_backfill_that_is_under_way_are_in_the_file(
@@ -162,17 +98,6 @@ def test_a_backfill_that_is_killed_goes_on_where_it_stopped(tmp_path: Path) -> N
     assert ids_in(file) == sorted({f"m{n}" for n in range(count)}, key=lambda each: int(each[1:]))
 
 
-def test_a_file_keeps_all_messages_with_one_id(tmp_path: Path) -> None:
-    file = tmp_path / "file.ndjson"
-    with running_node(tmp_path / "data") as node:
-        for content in (b"one", b"another"):
-            node.publish(message(1, "c", content=content))
-        arguments = ("backfill", "c", "--into", file, "--node", node.url, "--json")
-        assert cli(*arguments).json["entries_received"] == 2
-        assert cli(*arguments).json["entries_received"] == 0
-    assert ids_in(file) == ["m1", "m1"]
-
-
 @pytest.mark.parametrize("suffix", ["ndjson", "ldp"])
 def test_a_file_with_messages_of_another_channel_is_refused_and_not_changed(
     tmp_path: Path, suffix: str
@@ -199,34 +124,6 @@ def test_a_participants_file_is_refused_and_not_changed(tmp_path: Path, name: st
     assert result.code == 2
     assert f"invalid_parameter: {file} is an SQLite database" in result.err
     assert file.read_bytes() == whole
-
-
-def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    arguments = command("backfill", "c", "--into", pipe, "--node", "http://127.0.0.1:1")
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 2
-    assert f"invalid_parameter: {pipe} is a named pipe" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("into", "detail"),
-    [
-        ("", "'.' is a directory: give a file"),
-        ("folder", "is a directory: give a file"),
-        ("none/file.ndjson", "does not exist: create it, or give another file"),
-    ],
-)
-def test_a_place_where_no_file_can_be_is_refused_at_once(
-    tmp_path: Path, into: str, detail: str
-) -> None:
-    (tmp_path / "folder").mkdir()
-    place = tmp_path / into if into else ""
-    result = cli("backfill", "c", "--into", place, "--node", "http://127.0.0.1:1")
-    assert result.code == 2
-    assert result.err.startswith("sdstore: invalid_parameter: ")
-    assert detail in result.err
 
 
 def test_the_whole_channel_is_read_where_the_node_refuses_to_compare(

@@ -187,26 +187,6 @@ def test_a_reindex_keeps_numbers_times_and_the_arrival_order_if_no_row_is_lost(
     assert content_of(path) == content_of(full.path)
 
 
-@pytest.mark.parametrize("table", ["messages", "history_claims"])
-def test_a_page_that_lost_some_of_its_rows_without_a_trace_is_noticed(
-    full: Whole, tmp_path: Path, table: str
-) -> None:
-    path = tmp_path / "sdstore.db"
-    path.write_bytes(full.path.read_bytes())
-
-    def lose_cells(content: bytearray) -> None:
-        content[3:5] = (int.from_bytes(content[3:5], "big") - 2).to_bytes(2, "big")
-
-    overwrite(path, leaves_of(path, table)[1], lose_cells)
-    left_out = cli("reindex", "--database", f"sqlite:///{path}", "--json").json["left_out"]
-    before, after = content_of(full.path), content_of(path)
-    lost = 2 if table == "messages" else 0
-    assert left_out["messages_count"] == len(after["messages"]) == len(before["messages"]) - lost
-    # Hints of histories are made anew from the messages.
-    assert len(after["history_claims"]) >= len(before["history_claims"]) - lost
-    assert check(path).code == 0
-
-
 def test_rows_that_contradict_their_frames_are_left_out_and_nothing_else_is(
     full: Whole, tmp_path: Path
 ) -> None:

@@ -11,15 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.files import (
-    LINE_BYTES_MAX,
     BadItem,
     DelimitedReader,
     FileFormat,
-    MessageFile,
     delimited,
     format_of_input,
 )
-from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry
@@ -72,35 +69,6 @@ def test_a_damaged_length_costs_its_own_record_at_most(data: st.DataObject) -> N
     assert [each for each in whole if each in rest] == rest
 
 
-@settings(deadline=None, max_examples=100)
-@given(st.binary(max_size=3_000), st.integers(0, 3))
-def test_rubbish_ends_and_says_so(rubbish: bytes, count: int) -> None:
-    frames = [frame(number) for number in range(count)]
-    found = read(b"".join(map(delimited, frames)) + rubbish)
-    assert found[:count] == frames or isinstance(found[-1], BadItem)
-
-
-def test_a_file_that_ends_early_gives_what_is_whole() -> None:
-    frames = [frame(number) for number in range(3)]
-    found = read(b"".join(map(delimited, frames))[:-1])
-    assert found[:2] == frames[:2]
-    assert isinstance(found[2], BadItem)
-    assert found[2].code == "malformed_file"
-
-
-def test_scattered_damage_is_told_one_by_one() -> None:
-    chance = random.Random(1)
-    frames = [frame(number) for number in range(5_000)]
-    bad = set(chance.sample(range(5_000), 50))
-    records = [
-        delimited(b"\xff" + each[1:]) if number in bad else delimited(each)
-        for number, each in enumerate(frames)
-    ]
-    found = read(b"".join(records))
-    assert {number for number, each in enumerate(found) if isinstance(each, BadItem)} == bad
-    assert len(found) == 5_000
-
-
 LINE = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}\n'
 # 123 is "{".
 FRAME_LIKE_A_BRACE = encode(
@@ -129,23 +97,3 @@ def test_the_format_is_told_from_the_name_or_the_beginning(
     assert format_of_input(stream, Path(name), FileFormat.AUTO) is wanted
     assert format_of_input(stream, Path(name), FileFormat.FRAME) is FileFormat.FRAME
     assert stream.read() == raw
-
-
-def test_a_line_that_is_too_long_costs_itself() -> None:
-    stream = io.BufferedReader(io.BytesIO(LINE + b" " * (2 * LINE_BYTES_MAX + 1) + LINE * 2))
-    messages = MessageFile(stream, FileFormat.NDJSON, FRAME_BYTES_MAX)
-    first, too_long, last = messages
-    assert isinstance(first, Publication)
-    assert too_long == BadItem(
-        "frame_too_large", f"the line is longer than {LINE_BYTES_MAX:,} bytes"
-    )
-    assert isinstance(last, Publication)
-    assert messages.position == stream.tell()
-
-
-def test_a_bad_line_costs_itself() -> None:
-    good = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}'
-    lines = [good, b"{", b"[]", b"null", b'{"message": 3}', b'{"message": {}}', b"\xff", good]
-    stream = io.BufferedReader(io.BytesIO(b"\n".join(lines)))
-    items = list(MessageFile(stream, FileFormat.NDJSON, FRAME_BYTES_MAX))
-    assert [isinstance(each, BadItem) for each in items] == [False, *[True] * 6, False]

@@ -111,16 +111,3 @@ def test_workers_drain_too(postgres_stores: PostgresStores, tmp_path: Path) -> N
         assert codes == {503}
         assert published(url, 2).status_code == 201
         assert process.wait(30) == 0
-
-
-def test_ctrl_c_for_the_supervisor_alone_ends_workers_without_draining(
-    postgres_stores: PostgresStores, tmp_path: Path
-) -> None:
-    flags = ("--data-dir", tmp_path, "--database", postgres_stores.new_url(), "--workers", 2)
-    for signals in ([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]):
-        with serving(*flags, drain_s=300) as (process, url):
-            assert published(url, 1).is_success
-            for each in signals:
-                process.send_signal(each)
-                time.sleep(0.5)
-            assert process.wait(30) == 130

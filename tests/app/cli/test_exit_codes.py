@@ -22,11 +22,9 @@ from app.cli.program import app
 from app.cli.serve import TRUST
 from sdstore.client.exchange import BATCH_ITEMS_MAX, Options, Retry
 from sdstore.sds.codec import encode
-from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
 from tests.support.cli import Result, cli, command, free_port, http_server, process
 from tests.support.federation import message
-from tests.support.server import running_node
 
 FRAMES = b"".join(delimited(encode(message(number))) for number in range(20))
 
@@ -119,11 +117,6 @@ def test_an_argument_that_is_not_utf_8_is_2(node: str, verb: tuple[str, ...]) ->
     assert (result.code, error_code(result)) == (2, "invalid_parameter")
 
 
-def test_a_channel_to_sync_that_is_not_utf_8_is_refused_by_the_node(node: str) -> None:
-    result = cli("sync", node, "--node", node, "--channel", "\udcff")
-    assert (result.code, error_code(result)) == (4, "invalid_body")
-
-
 def test_no_verb_is_2_and_shows_the_help() -> None:
     result = cli()
     assert result.code == 2
@@ -208,20 +201,6 @@ def test_publishing_stops_at_the_first_batch_that_the_node_cannot_store(
     assert len(as_json.lines) == BATCH_ITEMS_MAX
 
 
-def test_a_message_that_is_refused_beside_a_fault_of_the_node_is_named(tmp_path: Path) -> None:
-    malformed = wire.Problem(code="malformed_frame", status=422, detail="not a message")
-    full = wire.Problem(code="disk_full", status=507, detail="no room")
-    outcomes = [wire.PublishOutcome(outcome="refused", problem=each) for each in (malformed, full)]
-    body = wire.PublishOutcomes(outcomes=outcomes).SerializeToString()
-    file = tmp_path / "two.ldp"
-    file.write_bytes(delimited(encode(message(1))) * 2)
-    with http_server(200, body, {"content-type": "application/x-protobuf"}) as node:
-        result = cli("publish", file, "--node", node)
-    refused, fault = result.err.splitlines()
-    assert (result.code, refused) == (6, "sdstore: message 1: malformed_frame: not a message")
-    assert fault.startswith("sdstore: disk_full: no room; published 0 of 1 message: 1 refused.")
-
-
 def test_a_peer_url_that_is_not_allowed_is_4(node: str) -> None:
     result = cli("sync", "http://user@127.0.0.1", "--node", node)
     assert (result.code, error_code(result)) == (4, "peer_url_refused")
@@ -244,23 +223,6 @@ def test_a_dead_peer_is_5(node: str) -> None:
     assert (result.code, error_code(result)) == (5, "peer_unreachable")
 
 
-def test_a_sync_with_a_peer_that_died_says_what_failed_and_nothing_that_was_not_compared(
-    tmp_path: Path,
-) -> None:
-    with running_node(tmp_path / "one") as one:
-        for number in range(30):
-            one.publish(Message(f"m{number}", "c", lamport_timestamp=number, content=b"x"))
-        with running_node(tmp_path / "two") as two:
-            peer = two.url
-            alive = cli("sync", peer, "--node", one.url)
-        assert (alive.code, "30 elements compared" in alive.out) == (0, True)
-        shown = cli("sync", peer, "--node", one.url)
-        document = cli("sync", peer, "--json", "--node", one.url).json
-    assert (shown.code, shown.out) == (5, f"sync with {peer} failed: peer unreachable\n")
-    assert peer.removeprefix("http://") in shown.err
-    assert (document["report"]["elements"], document["report"]["proved"]) == (0, False)
-
-
 @pytest.mark.parametrize(
     ("status", "body", "headers", "code"),
     [
@@ -280,18 +242,6 @@ def test_a_peer_that_is_no_store_is_5(
     assert (result.code, error_code(result)) == (5, code)
 
 
-def test_a_peer_that_fails_is_5_and_no_liar(node: str) -> None:
-    with http_server(500, b"broken") as peer:
-        result = cli("sync", peer, "--node", node)
-    assert (result.code, error_code(result)) == (5, "peer_unreachable")
-
-
-def test_a_node_that_is_no_node_is_5() -> None:
-    with http_server(200, b"<html>") as other:
-        result = cli("channels", "--node", other)
-    assert (result.code, error_code(result)) == (5, "malformed_reply")
-
-
 def test_a_node_that_is_not_there_is_6() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     result = cli("channels", "--node", url)
@@ -305,14 +255,6 @@ def test_waiting_for_a_node_ends_when_it_is_ready_and_in_vain_with_6(node: str) 
         result = cli("wait", "--node", url, "--timeout", 0)
         assert (result.code, error_code(result)) == (6, "timeout")
         assert url in result.err
-
-
-def test_waiting_for_what_is_no_node_is_5_at_once() -> None:
-    for body in (b"<html>hello</html>", b'"ready"', b"[]", b'{"status": "ok"}'):
-        with http_server(200, body) as other:
-            result = cli("wait", "--node", other, "--timeout", 60)
-        assert (result.code, error_code(result)) == (5, "malformed_reply")
-        assert f"{other} is not a node" in result.err
 
 
 def test_a_backfill_of_a_channel_that_the_node_does_not_know_is_1_and_leaves_no_file(
@@ -329,15 +271,6 @@ def test_a_backfill_of_a_channel_that_the_node_does_not_know_is_1_and_leaves_no_
     dead = f"http://127.0.0.1:{free_port()}"
     result = cli("backfill", "typo", "--into", file, "--node", dead)
     assert (result.code, file.exists()) == (6, False)
-
-
-def test_a_file_in_the_place_of_the_data_folder_is_2_and_named(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for folder in (file, file / "below"):
-        result = cli("serve", "--port", 0, "--data-dir", folder)
-        assert (result.code, error_code(result)) == (2, "invalid_setting")
-        assert f"data_dir (flag): '{file}' is not a folder" in result.err
 
 
 def test_a_package_that_is_not_installed_is_6_and_sends_nobody_to_a_registry(
@@ -452,11 +385,3 @@ def test_every_verb_that_calls_a_node_has_the_same_codes_for_the_same_answer(
         results = {verb: run_verb(verb, url, tmp_path) for verb in NODE_VERBS}
     found = {verb: (result.code, error_code(result)) for verb, result in results.items()}
     assert {verb: each for verb, each in found.items() if each != answered} == {}
-
-
-def test_a_web_page_in_the_place_of_a_node_is_6(tmp_path: Path) -> None:
-    with http_server(200, b"<title>Log in</title>", {"content-type": "text/html"}) as url:
-        for verb in ("get", "tail", "quarantine drop", "quarantine list", "peers list"):
-            result = run_verb(verb, url, tmp_path)
-            assert (result.code, error_code(result)) == (6, "not_a_store"), verb
-            assert "Log in" in result.err

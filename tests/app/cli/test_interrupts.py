@@ -90,22 +90,6 @@ def test_ctrl_c_while_modules_are_loaded_is_not_lost(after_s: float, tmp_path: P
     assert (process.returncode, b"Traceback" in errors) == (130, False), errors
 
 
-def test_a_background_job_of_a_shell_hears_no_ctrl_c(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    arguments = command("import", str(fifo), "--data-dir", str(tmp_path))
-    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *map(str, arguments)]
-    with ExitStack() as stack:
-        process = stack.enter_context(subprocess.Popen(ignoring, stdout=subprocess.DEVNULL))
-        stack.callback(process.kill)
-        wait_for_python([process.pid])
-        for _ in range(10):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.1)
-        fifo.write_bytes(b"")
-        assert process.wait(timeout=30) == 0
-
-
 def wait_for_python(pids: list[int]) -> None:
     """On a busy machine an interpreter takes its time, and knows no exit codes of ours until then."""
     deadline = time.monotonic() + PYTHON_WAIT_S_MAX

@@ -8,7 +8,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.access.operator import LOCK_FILE, OPERATOR_FILE, locked, operator_token, token_for
-from tests.support.cli import command, free_port, process
+from app.access.operator import LOCK_FILE, OPERATOR_FILE, operator_token, token_for
+from tests.support.cli import command, process
 from tests.support.server import running_node
 from tests.support.store_process import StoreProcess
-from tests.support.stores import PostgresStores
 
 
 @pytest.fixture
@@ -80,16 +78,6 @@ def test_an_address_makes_nobody_an_operator_and_the_minute_needs_no_token(
             assert client.get("/v1/peers", headers=forged).status_code == 401
     mode = stat.S_IMODE((store.data_dir / OPERATOR_FILE).stat().st_mode)
     assert mode == 0o600
-
-
-def test_a_new_data_directory_is_its_owners_alone_and_is_free_after_its_service(
-    tmp_path: Path,
-) -> None:
-    data_dir = tmp_path / "data"
-    with locked(data_dir):
-        assert stat.S_IMODE(data_dir.stat().st_mode) == 0o700
-    with locked(data_dir):
-        pass
 
 
 def test_a_token_is_worth_nothing_after_the_node_that_made_it(store: StoreProcess) -> None:
@@ -247,36 +235,6 @@ def test_no_proxy_of_the_environment_gets_the_token(
         assert token_for(node.url) is not None
 
 
-def test_the_data_directory_of_the_environment_serves_without_a_home(
-    store: StoreProcess, tmp_path: Path
-) -> None:
-    elsewhere = str(tmp_path / "no such folder")
-    verb = ("peers", "list", "--node", store.url)
-    refused = process(*verb, XDG_STATE_HOME=elsewhere)
-    assert (refused.code, "operator.token" in refused.err) == (4, True)
-    assert process(*verb, XDG_STATE_HOME=elsewhere, SDSTORE_DATA_DIR=str(store.data_dir)).code == 0
-    file = store.data_dir / OPERATOR_FILE
-    assert process("--token-file", file, *verb, XDG_STATE_HOME=elsewhere).code == 0
-
-
-def test_a_node_whose_user_has_no_home_starts(tmp_path: Path) -> None:
-    # No name, no home, and a folder that cannot be made: as some containers run a node.
-    code = "from pathlib import Path; from app.access.operator import _links; print(_links())"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import os, pwd; pwd.getpwuid = {{}}.__getitem__; {code}"],
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith(os.devnull)
-    store = StoreProcess(tmp_path / "data")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_STATE_HOME", os.devnull)
-        store.start()
-    store.end(signal.SIGTERM)
-
-
 def test_a_second_service_on_a_data_directory_is_refused_and_told_of_the_first(
     store: StoreProcess, tmp_path: Path
 ) -> None:
@@ -288,26 +246,3 @@ def test_a_second_service_on_a_data_directory_is_refused_and_told_of_the_first(
     assert store.url in done.err
     assert operator_token(store.data_dir) == token, "the token of the first one stays"
     assert process("peers", "list", "--node", store.url).code == 0
-
-
-@pytest.mark.parametrize("workers_count", [1, 2])
-def test_a_node_says_at_its_start_whom_it_trusts(
-    postgres_stores: PostgresStores, tmp_path: Path, workers_count: int
-) -> None:
-    flags = ("--workers", 2, "--database", postgres_stores.new_url()) if workers_count == 2 else ()
-    said = []
-    for name, trusts in (("a", "true"), ("b", "false")):
-        arguments = ("serve", "--port", free_port(), "--data-dir", tmp_path / name, "--json")
-        environment = os.environ | {"SDSTORE_TRUST_LOOPBACK": trusts}
-        running = subprocess.Popen(
-            command(*arguments, *flags),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
-        assert running.stdout is not None
-        assert running.stdout.readline()
-        running.send_signal(signal.SIGTERM)
-        _, err = running.communicate(timeout=30)
-        said.append(err.decode().count("without a token"))
-    assert said == [1, 0]

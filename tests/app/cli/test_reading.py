@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
-from threading import Event, Thread
 
-import httpx
 import pytest
 
 from app.cli.files import delimited
 from app.demo.run import running_node
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
-from sdstore.wire import store_pb2 as wire
-from tests.support.cli import cli, command, http_server, process
+from tests.support.cli import cli, command, http_server
 from tests.support.federation import message
 
 
@@ -92,14 +86,6 @@ def publish_offline(data_dir: Path, *messages: Message) -> None:
     assert cli("import", "-", "--data-dir", data_dir, stdin=frames).code == 0
 
 
-def test_tail_without_following_ends(node: str) -> None:
-    publish(node, *(message(number, "tail/b") for number in range(30)))
-    result = cli("tail", "tail/b", "--no-follow", "--json", "--node", node)
-    assert [message_id(line) for line in result.lines] == [f"m{n}" for n in range(20, 30)]
-    lines = cli("tail", "tail/b", "--no-follow", "-n", "1", "--node", node).out.splitlines()
-    assert lines == [f"{29:>14} m29 – content 29"]
-
-
 def test_control_characters_of_a_message_do_not_reach_the_terminal(node: str) -> None:
     publish(node, message(1, "tail/c", content=b"\x1b[2J\x07 boo\r\nfake line"))
     (line,) = cli("tail", "tail/c", "--no-follow", "--node", node).out.splitlines()
@@ -127,24 +113,6 @@ def test_a_channel_that_nobody_knows_is_told_from_one_without_gaps(node: str) ->
         assert "no message of channel" in unknown.err
 
 
-def test_tail_of_a_channel_that_nobody_knows_says_so_and_waits(node: str) -> None:
-    following = subprocess.Popen(
-        command("tail", "soon", "--json", "--node", node),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with following:
-        try:
-            assert following.stderr is not None
-            assert "no message of channel soon is here yet; waiting" in following.stderr.readline()
-            publish(node, message(1, "soon"))
-            assert following.stdout is not None
-            assert json.loads(following.stdout.readline())["message"]["channel_id"] == "soon"
-        finally:
-            following.kill()
-
-
 def test_peers_are_added_listed_and_removed(node: str, other_node: str) -> None:
     added = cli("peers", "add", other_node, "--json", "--node", node).json
     assert (added["url"], added["origin"]) == (other_node, "added")
@@ -155,18 +123,6 @@ def test_peers_are_added_listed_and_removed(node: str, other_node: str) -> None:
     assert removed == {"removed": added["id"], "url": other_node}
     assert cli("peers", "list", "--json", "--node", node).out == ""
     assert cli("peers", "remove", added["id"], "--node", node).code == 1
-
-
-def test_a_peer_that_cannot_be_reached_or_is_refused_is_listed_with_the_reason(node: str) -> None:
-    cli("peers", "add", "http://dead.invalid", "--node", node)
-    deadline = time.monotonic() + 60
-    while "unreachable" not in (shown := cli("peers", "list", "--node", node).out):
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.05)
-    assert "peer_unreachable: dead.invalid" in shown
-    cli("peers", "remove", "http://dead.invalid", "--node", node)
-    itself = cli("peers", "add", node, "--node", node)
-    assert (itself.code, itself.err.split(":")[1].strip()) == (4, "peer_url_refused")
 
 
 def test_tail_names_what_is_left_out_and_passes_over_events_it_does_not_know() -> None:
@@ -193,29 +149,6 @@ def test_tail_names_what_is_left_out_and_passes_over_events_it_does_not_know() -
         process.kill()
     assert printed[0] == "the node has lost the content of message 'm0'\n"
     assert json.loads(printed[1]) == shown
-
-
-def test_tail_shows_the_id_of_each_message(node: str) -> None:
-    publish(node, message(3, "tail/ids"))
-    shown = cli("tail", "tail/ids", "--no-follow", "--node", node).out
-    assert shown.split() == ["3", "m3", "–", "content", "3"]
-
-
-def test_the_query_form_of_a_page_without_its_channel_says_what_is_missing(node: str) -> None:
-    for name in ("messages", "live"):
-        refused = httpx.get(f"{node}/v1/channels/{name}", trust_env=False)
-        assert (refused.status_code, "?channel_id=" in refused.json()["detail"]) == (404, True)
-
-
-def test_a_table_in_a_pipe_has_one_line_for_each_row_however_long(node: str) -> None:
-    url = f"https://store.example/{'long/' * 40}"
-    assert cli("peers", "add", url, "--node", node).code == 0
-    try:
-        listed = process("peers", "list", "--node", node, COLUMNS="80").out
-    finally:
-        cli("peers", "remove", url, "--node", node)
-    row = next(line for line in listed.splitlines() if url.rstrip("/") in line)
-    assert (len(row.split()), row) == (6, row.rstrip())
 
 
 def sent(message_id: str, sender_id: str, *causes: str, channel: str = "order") -> Message:
@@ -250,91 +183,6 @@ def test_order_shows_the_confirmed_prefix_and_then_the_tail(node: str) -> None:
     assert (whole["order"]["tail_count"], whole["order"]["missing"]) == (2, ["nowhere"])
 
 
-def test_order_without_indexers_says_that_nothing_is_confirmed(node: str) -> None:
-    publish(node, sent("a0", "ada", channel="alone"))
-    result = cli("order", "alone", "--node", node)
-    assert result.code == 0
-    assert "nothing more is confirmed: no_indexers" in result.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "error"),
-    [
-        (("order", "typo", "--indexer", "ada"), 1, "not_found"),
-        (("order", "c", "--indexer", "ada", "--relayed", "ada"), 4, "invalid_parameter"),
-    ],
-)
-def test_order_ends_as_the_other_verbs_do(
-    node: str, arguments: tuple[str, ...], code: int, error: str
-) -> None:
-    result = cli(*arguments, "--node", node)
-    assert (result.code, result.out) == (code, "")
-    assert error in result.err
-
-
-def test_channels_are_printed_as_they_are_read() -> None:
-    """A node that has sent one page, and thinks about the next."""
-    is_asked, may_answer = Event(), Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            start = 0
-            if "after=" in self.path:
-                is_asked.set()
-                may_answer.wait(60)
-                start = 1_000
-            channels = [wire.Channel(channel_id=f"c{start + n:05}", count=1) for n in range(1_000)]
-            page = wire.ChannelPage(channels=channels, next="" if start else "x")
-            body = page.SerializeToString()
-            self.send_response(200)
-            self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    serving = Thread(target=server.serve_forever, args=(0.02,))
-    serving.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        with subprocess.Popen(
-            command("channels", "--node", url), stdout=subprocess.PIPE, text=True
-        ) as listing:
-            assert listing.stdout is not None
-            try:
-                assert is_asked.wait(60)
-                is_readable, _, _ = select.select([listing.stdout], [], [], 5)
-                assert is_readable, "nothing is printed before the last page"
-                first = [next(listing.stdout) for _ in range(500)]
-                assert first[1].split() == ["1", "0", "0", "c00000"]
-            finally:
-                may_answer.set()
-            assert len(first) + len(listing.stdout.readlines()) == 2_001
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
-
-
-def test_channels_are_listed_by_prefix_and_up_to_a_number(node: str) -> None:
-    publish(node, *(message(1, f"list/{name}") for name in ("a1", "a2", "a3", "b1")))
-    lines = cli("channels", "--prefix", "list/a", "--node", node).out.splitlines()
-    assert [line.split()[-1] for line in lines[1:]] == ["list/a1", "list/a2", "list/a3"]
-    found = cli("channels", "--prefix", "list/", "--limit", "2", "--json", "--node", node).lines
-    assert [each["channel_id"] for each in found] == ["list/a1", "list/a2"]
-    assert cli("channels", "--limit", "0", "--node", node).code == 2
-
-
-def test_the_node_can_be_named_once_in_the_environment(node: str) -> None:
-    publish(node, message(1, "named"))
-    assert "named" in process("channels", SDSTORE_CLIENT_NODE=node).out
-    refused = process("channels", SDSTORE_CLIENT_NODE="gopher://x")
-    assert (refused.code, refused.err.split()[1]) == (2, "invalid_parameter:")
-
-
 @pytest.mark.parametrize("option", ["--token-file", "--ca-file"])
 def test_an_option_behind_the_verb_that_comes_before_it_is_refused_with_its_place(
     option: str,
@@ -342,9 +190,3 @@ def test_an_option_behind_the_verb_that_comes_before_it_is_refused_with_its_plac
     refused = cli("peers", "list", option, "FILE")
     assert refused.code == 2
     assert f"sdstore {option} FILE VERB" in refused.err
-
-
-@pytest.mark.parametrize("verb", ["--help", "channels", "peers list", "serve", "token new"])
-def test_help_shows_no_type_for_a_flag(verb: str) -> None:
-    shown = cli(*verb.split(), *([] if verb == "--help" else ["--help"])).out
-    assert "bool" not in shown.lower()

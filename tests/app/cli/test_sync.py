@@ -17,7 +17,6 @@ from sdstore.client import StoreClient
 from sdstore.sds.codec import encode
 from tests.support.cli import cli, command
 from tests.support.federation import message
-from tests.support.server import running_node
 
 WAIT_S_MAX = 60.0
 
@@ -57,34 +56,6 @@ def test_a_sync_of_unknown_channels_alone_is_not_called_in_sync(node: str, other
     assert as_json.json["report"]["outcome"] == "in_sync"
 
 
-def test_two_empty_nodes_are_told_that_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    nothing = "nothing to compare: neither node has messages of the channels that they share"
-    with running_node(tmp_path / "one") as one, running_node(tmp_path / "two") as two:
-        sync = ("sync", two.url, "--node", one.url)
-        for flags in ((), (), ("--dry-run",)):
-            shown = cli(*sync, *flags)
-            assert (shown.code, shown.out.splitlines()[0], shown.err) == (0, nothing, "")
-        assert cli(*sync, "--json").json["report"]["outcome"] == "in_sync"
-        one.publish(message(1, "c"))
-        for _ in range(2):
-            shown = cli(*sync)
-            assert (shown.code, shown.out.splitlines()[0]) == (0, f"in sync with {two.url}")
-
-
-def test_two_nodes_that_want_no_channel_in_common_are_not_called_in_sync(tmp_path: Path) -> None:
-    with (
-        running_node(tmp_path / "one", channels=["a"]) as one,
-        running_node(tmp_path / "two", channels=["b"]) as two,
-    ):
-        shown = cli("sync", two.url, "--node", one.url)
-        document = cli("sync", two.url, "--node", one.url, "--json").json
-        asked = cli("sync", two.url, "--node", one.url, "--channel", "a")
-    text = "nothing was compared: the interests of the two nodes have no channel in common"
-    assert (shown.code, shown.out) == (1, f"not synced with {two.url}: {text}\n")
-    assert (document["report"]["detail"], document["progress"]["in_sync_percent"]) == (text, 0.0)
-    assert (asked.code, asked.out) == (1, shown.out)
-
-
 def test_ctrl_c_says_that_the_node_goes_on_and_the_next_sync_shows_the_same_session(
     node: str, stuck: str
 ) -> None:
@@ -103,16 +74,6 @@ def test_ctrl_c_says_that_the_node_goes_on_and_the_next_sync_shows_the_same_sess
         second.communicate(timeout=30)
     assert line == f"a sync with {stuck} is under way already; this is its progress\n"
     assert second.returncode == 130
-
-
-def test_a_sync_of_other_channels_than_the_one_under_way_is_busy_and_3(
-    node: str, stuck: str
-) -> None:
-    with subprocess.Popen(command("sync", stuck, "--node", node), stderr=subprocess.DEVNULL) as one:
-        wait_for_sync(node, stuck)
-        result = cli("sync", stuck, "--node", node, "--channel", "a")
-        one.kill()
-    assert (result.code, result.err.split(": ")[1]) == (3, "sync_busy")
 
 
 def wait_for_sync(node: str, peer: str) -> None:

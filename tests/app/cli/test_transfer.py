@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sqlite3
 import subprocess
 import time
@@ -103,15 +102,6 @@ def test_an_export_names_what_is_damaged_and_goes_on_behind_it(tmp_path: Path, f
     assert copy.read_bytes().endswith(delimited(ITEMS[-1].frame))
 
 
-def test_an_export_that_was_cut_off_is_completed(tmp_path: Path, file: Path) -> None:
-    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
-    cli("import", file, "--data-dir", data)
-    for cut in (1, 1_000, len(FILE) // 2):
-        copy.write_bytes(FILE[:-cut])
-        assert cli("export", copy, "--data-dir", data).code == 0
-        assert copy.read_bytes() == FILE
-
-
 def test_an_export_does_not_touch_a_file_that_is_something_else(tmp_path: Path, file: Path) -> None:
     data = tmp_path / "data"
     cli("import", file, "--data-dir", data)
@@ -120,26 +110,6 @@ def test_an_export_does_not_touch_a_file_that_is_something_else(tmp_path: Path, 
         strange.write_bytes(other)
         assert cli("export", strange, "--data-dir", data).code == 4
         assert strange.read_bytes() == other
-
-
-def test_an_export_with_other_channels_says_what_the_file_lacks(tmp_path: Path, file: Path) -> None:
-    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
-    cli("import", file, "--data-dir", data)
-    one = cli("export", copy, "--channel", "chan", "--data-dir", data, "--json")
-    assert (one.code, one.json["lacking"]) == (0, 0)
-    assert cli("export", copy, "--channel", "chan", "--data-dir", data).code == 0
-    every = cli("export", copy, "--data-dir", data, "--json")
-    held = every.json["before"] + every.json["messages"]
-    assert (every.code, every.json["lacking"]) == (1, len(ITEMS) - held)
-    assert every.json["lacking"] > 0
-    assert "foreign_file" in every.err
-
-
-def test_only_the_channels_asked_for_are_exported(tmp_path: Path, file: Path) -> None:
-    cli("import", file, "--data-dir", tmp_path)
-    out = cli("export", "-", "--format", "ndjson", "--channel", "chan", "--data-dir", tmp_path)
-    assert {line["message"]["channel_id"] for line in out.lines} == {"chan"}
-    assert len(out.lines) == 2
 
 
 def test_an_export_of_channels_that_the_store_does_not_have_is_1_and_leaves_no_file(
@@ -156,47 +126,6 @@ def test_an_export_of_channels_that_the_store_does_not_have_is_1_and_leaves_no_f
     copy.write_bytes(FILE)
     assert cli(*typos).code == 1
     assert copy.read_bytes() == FILE
-
-
-def test_an_export_names_the_channel_that_is_unknown_and_writes_the_others(
-    tmp_path: Path, file: Path
-) -> None:
-    data, copy, expected = tmp_path / "data", tmp_path / "copy.ldp", tmp_path / "expected.ldp"
-    cli("import", file, "--data-dir", data)
-    assert cli("export", expected, "--channel", "chan", "--data-dir", data).code == 0
-    both = ("--channel", "chan", "--channel", "typo", "--data-dir", data)
-    result = cli("export", copy, *both)
-    assert (result.code, result.out.startswith("exported 2 messages")) == (1, True)
-    assert result.err.startswith("sdstore: not_found: ")
-    assert result.err.endswith(" has no messages of channel 'typo'\n")
-    assert copy.read_bytes() == expected.read_bytes()
-    as_json = cli("export", copy, *both, "--json")
-    assert (as_json.code, as_json.err) == (1, result.err)
-    assert as_json.json.keys() == {"file", "messages", "bytes", "before", "lacking", "damaged"}
-
-
-def test_an_empty_store_is_exported_to_an_empty_file(tmp_path: Path) -> None:
-    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
-    cli("import", "-", "--data-dir", data)
-    assert cli("export", copy, "--data-dir", data).code == 0
-    assert copy.read_bytes() == b""
-
-
-def test_each_of_many_bad_frames_is_told_and_the_rest_is_stored(tmp_path: Path) -> None:
-    """100,000 frames, one in a hundred damaged."""
-    chance = random.Random(5)
-    frames = [b"\x12\x08%08d\x1a\x01cP%c\xa2\x01\x03abc" % (n, n % 128) for n in range(100_000)]
-    bad = set(chance.sample(range(100_000), 1_000))
-    file = tmp_path / "many.ldp"
-    damaged = (b"\xff" + each[1:] if number in bad else each for number, each in enumerate(frames))
-    file.write_bytes(b"".join(map(delimited, damaged)))
-    result = cli("import", file, "--data-dir", tmp_path / "data", "--json")
-    *refused, done = result.lines
-    assert result.code == 4
-    assert {line["item"] - 1 for line in refused} == bad
-    assert {line["code"] for line in refused} == {"malformed_frame"}
-    assert done == {"outcome": "done", "counts": {"refused": 1_000, "stored": 99_000}}
-    assert entries_of(tmp_path / "data") == 99_000
 
 
 def test_an_import_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -220,27 +149,6 @@ def test_an_import_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not list(marks.glob("*.json"))
 
 
-def test_an_interrupted_import_passes_over_nothing_in_another_database_or_format(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        ImportProgress, "forget", lambda _: None
-    )  # as if it had been killed at the end
-
-    def stored(database: str, *options: str) -> int:
-        url = f"sqlite:///{tmp_path / database}"
-        arguments = ("import", file, "--data-dir", tmp_path, "--database", url, "--json", *options)
-        count = cli(*arguments).lines[-1]["counts"].get("stored", 0)
-        assert isinstance(count, int)
-        return count
-
-    assert stored("one.db") == len(ITEMS)
-    assert stored("two.db") == len(ITEMS)
-    assert stored("two.db", "--format", "ndjson") == 0
-    (tmp_path / "two.db").unlink()
-    assert stored("two.db") == len(ITEMS)
-
-
 def test_an_interrupted_import_begins_anew_where_the_database_went_back_in_time(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,23 +164,6 @@ def test_an_interrupted_import_begins_anew_where_the_database_went_back_in_time(
     copy.rename(database)
     assert cli("import", file, "--data-dir", tmp_path).code == 0
     assert entries_of(tmp_path) == len(ITEMS) + 1
-
-
-@pytest.mark.parametrize("cut", [1, 2, 300])
-def test_a_file_of_lines_that_was_cut_off_is_completed(
-    tmp_path: Path, file: Path, cut: int
-) -> None:
-    data, whole, copy = tmp_path / "data", tmp_path / "whole.ndjson", tmp_path / "copy.ndjson"
-    cli("import", file, "--data-dir", data)
-    cli("export", whole, "--data-dir", data)
-    copy.write_bytes(whole.read_bytes()[:-cut])
-    assert cli("export", copy, "--data-dir", data).code == 0
-    assert copy.read_bytes() == whole.read_bytes()
-    copy.write_bytes(whole.read_bytes()[:-cut])
-    cli("import", "-", "--data-dir", data, stdin=delimited(encode(message(1, "new"))))
-    assert cli("export", copy, "--data-dir", data).code == 0
-    assert cli("import", copy, "--data-dir", tmp_path / "two").code == 0
-    assert entries_of(tmp_path / "two") == len(ITEMS) + 1
 
 
 def test_a_file_that_was_changed_since_is_imported_anew(tmp_path: Path, file: Path) -> None:
@@ -332,79 +223,6 @@ def test_a_backup_never_takes_the_place_of_a_store_that_may_be_open(
     assert entries_of(one) == entries_of(two) == len(ITEMS)
 
 
-def test_a_file_that_is_no_database_is_one_line_and_6(tmp_path: Path, file: Path) -> None:
-    strange = tmp_path / "strange.db"
-    strange.write_bytes(b"a diary" * 1_000)
-    for verb in (
-        ("check",),
-        ("migrate",),
-        ("backup", tmp_path / "copy.db"),
-        ("import", file),
-        ("export", tmp_path / "copy.ldp"),
-    ):
-        result = cli(*verb, "--database", f"sqlite:///{strange}", "--data-dir", tmp_path)
-        assert (verb[0], result.code, result.err.count("\n")) == (verb[0], 6, 1)
-        assert "store_unavailable" in result.err
-    assert sorted(each.name for each in tmp_path.iterdir()) == [file.name, strange.name]
-
-
-def test_migrate_says_where_the_schema_is(tmp_path: Path, file: Path) -> None:
-    cli("import", file, "--data-dir", tmp_path)
-    report = cli("migrate", "--data-dir", tmp_path, "--json").json
-    assert report.keys() == {"database", "before", "after"}
-    assert report["before"] == report["after"] is not None
-
-
-def test_a_deep_check_finds_damage(tmp_path: Path, file: Path) -> None:
-    cli("import", file, "--data-dir", tmp_path)
-    database = sqlite3.connect(tmp_path / "sdstore.db")
-    database.execute("UPDATE channels SET count = count + 1 WHERE channel_id = 'chan'")
-    database.commit()
-    database.close()
-    result = cli("check", "--data-dir", tmp_path)
-    assert result.code == 1
-    assert "chan" in result.err
-
-
-def test_backfill_fetches_only_what_the_file_lacks(tmp_path: Path) -> None:
-    file = tmp_path / "channel.ndjson"
-    with running_node(tmp_path / "data") as node:
-        arguments = ("backfill", "c", "--into", file, "--node", node, "--json")
-        publish(node, range(300))
-        publish(node, range(5), channel="other")
-        first = cli(*arguments)
-        assert (first.code, first.json["entries_received"]) == (0, 300)
-        publish(node, range(300, 310))
-        again = cli(*arguments)
-        assert (again.json["entries_received"], again.json["outcome"]) == (10, "in_sync")
-        assert again.json["bytes_down"] < first.json["bytes_down"] / 2
-        file.write_bytes(file.read_bytes()[:-1])
-        publish(node, range(310, 311))
-        assert cli(*arguments).json["entries_received"] == 1
-    ids = {json.loads(line)["message"]["message_id"] for line in file.read_text().splitlines()}
-    assert ids == {f"m{number}" for number in range(311)}
-
-
-def test_backfill_into_frames_can_be_imported(tmp_path: Path) -> None:
-    file = tmp_path / "channel.ldp"
-    with running_node(tmp_path / "data") as node:
-        publish(node, range(50))
-        assert cli("backfill", "c", "--into", file, "--node", node).code == 0
-    assert cli("import", file, "--data-dir", tmp_path / "two").code == 0
-    assert entries_of(tmp_path / "two") == 50
-
-
 def publish(node: str, numbers: range, channel: str = "c") -> None:
     frames = b"".join(delimited(encode(message(number, channel))) for number in numbers)
     assert cli("publish", "-", "--node", node, stdin=frames).code == 0
-
-
-def test_a_backup_to_a_place_that_cannot_be_written_is_no_fault_of_the_store(
-    tmp_path: Path, file: Path
-) -> None:
-    assert cli("import", file, "--data-dir", tmp_path / "data").code == 0
-    (tmp_path / "file").touch()
-    for target in (tmp_path / "nowhere" / "x.db", tmp_path / "file" / "x.db"):
-        result = cli("backup", target, "--data-dir", tmp_path / "data")
-        assert (result.code, result.err.split(": ")[1]) == (6, "io_error")
-        assert f"{target} cannot be written: " in result.err

@@ -7,23 +7,18 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
 
 import httpx
 import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.cli import server as server_module
-from app.cli.output import Exit
-from app.server.settings import Settings
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -161,59 +156,6 @@ def test_several_workers_over_sqlite_are_refused_with_what_to_do(
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_are_one_node_and_one_that_is_killed_is_replaced(
-    postgres_stores: PostgresStores, tmp_path: Path
-) -> None:
-    with serving(postgres_stores.new_url(), tmp_path, 2) as (pid, url):
-        first = workers_of(pid)
-        assert len(first) == 2
-        assert {publish(url, number) for number in range(20)} == {201}
-        victim = min(first)
-        os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: len(workers_of(pid) - {victim}) == 2)
-        assert {publish(url, number) for number in range(20, 40)} == {201}
-        assert {json.dumps(found(url)) for _ in range(6)} == {json.dumps([*range(40)])}
-        last = workers_of(pid)
-        os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: not any(is_running(each) for each in (pid, *last)))
-
-
-def test_a_relayed_message_reaches_the_live_readers_of_both_workers_once(
-    postgres_stores: PostgresStores, tmp_path: Path
-) -> None:
-    with serving(postgres_stores.new_url(), tmp_path, 2) as (_, url), ExitStack() as closing:
-        # Whichever worker takes a connection: with so many, each has readers but for one run in thousands.
-        readers = []
-        for _ in range(ASKED_AGAIN):
-            client = closing.enter_context(
-                httpx.Client(trust_env=False, auth=AS_OPERATOR, timeout=SECONDS_MAX)
-            )
-            stream = closing.enter_context(client.stream("GET", f"{url}/v1/live"))
-            lines = stream.iter_lines()
-            assert next(lines).startswith(":")
-            readers.append(lines)
-        text = httpx.get(f"{url}/metrics", trust_env=False, auth=AS_OPERATOR, timeout=30).text
-        counts = [
-            int(each) for each in re.findall(r'sdstore_live_readers{worker="\d"} (\d+)\.0', text)
-        ]
-        assert sum(counts) == ASKED_AGAIN
-        assert len([each for each in counts if each]) == 2
-        for number in range(10):
-            frame = encode(Message(f"e{number}", "c", content=b"now"))
-            published = httpx.post(
-                f"{url}/v1/messages",
-                content=frame,
-                headers=PROTOBUF,
-                trust_env=False,
-                auth=AS_OPERATOR,
-            )
-            assert published.status_code == 202
-        for lines in readers:
-            shown = (json.loads(line[6:]) for line in lines if line.startswith("data: "))
-            ids = {next(shown)["message"]["message_id"] for _ in range(10)}
-            assert ids == {f"e{number}" for number in range(10)}  # ten events, none of them twice
-
-
 def test_workers_end_with_the_process_that_started_them(
     postgres_stores: PostgresStores, tmp_path: Path
 ) -> None:
@@ -268,26 +210,6 @@ def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_database_that_takes_connections_and_never_answers_is_not_ready(
-    server: PostgresServer, database: str, tmp_path: Path
-) -> None:
-    folder = Path(server.url.split("host=")[1])
-    master = int((folder / "data" / "postmaster.pid").read_text().split()[0])
-    with serving(database, tmp_path, 1) as (_, url):
-        assert readiness(url) == {200}
-        stopped = [*children_of(master), master]
-        try:
-            for each in stopped:
-                os.kill(each, signal.SIGSTOP)
-            time.sleep(4)
-            assert httpx.get(f"{url}/readyz", trust_env=False, auth=AS_OPERATOR).status_code == 503
-            assert httpx.get(f"{url}/livez", trust_env=False, auth=AS_OPERATOR).status_code == 200
-        finally:
-            for each in stopped:
-                os.kill(each, signal.SIGCONT)
-        wait_until(lambda: readiness(url) == {200})
-
-
 def test_workers_that_die_while_the_database_is_away_say_so_and_come_back_with_it(
     server: PostgresServer, database: str, tmp_path: Path
 ) -> None:
@@ -311,20 +233,6 @@ def test_workers_that_die_while_the_database_is_away_say_so_and_come_back_with_i
         assert found(url) == [1, 2]
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not is_running(pid))
-
-
-def test_five_kills_of_workers_in_ten_seconds_do_not_end_the_service(
-    database: str, tmp_path: Path
-) -> None:
-    with serving(database, tmp_path, 2) as (pid, url):
-        for _ in range(5):
-            wait_until(lambda: not is_running(pid) or bool(workers_of(pid)))
-            assert is_running(pid), (tmp_path / "log").read_text()
-            os.kill(max(workers_of(pid)), signal.SIGKILL)
-            time.sleep(0.5)
-        wait_until(lambda: not is_running(pid) or len(workers_of(pid)) == 2)
-        assert is_running(pid), (tmp_path / "log").read_text()
-        assert {publish(url, number) for number in range(10)} == {201}
 
 
 def churn(server: PostgresServer, database: str, data_dir: Path, seed: int, steps: int) -> None:
@@ -403,78 +311,6 @@ def test_a_schema_that_a_newer_version_wrote_ends_the_service_when_a_worker_meet
         os.kill(max(workers_of(pid)), signal.SIGKILL)
         wait_until(lambda: not is_running(pid))
     assert "9999" in (tmp_path / "log").read_text()
-
-
-def test_a_service_whose_workers_wait_ends_when_it_is_told_to(
-    server: PostgresServer, database: str, tmp_path: Path
-) -> None:
-    with serving(database, tmp_path, 2) as (pid, url):
-        server.stop()
-        for each in workers_of(pid):
-            os.kill(each, signal.SIGKILL)
-        wait_until(lambda: not is_running(pid) or readiness(url) == {503})
-        assert is_running(pid), (tmp_path / "log").read_text()
-        waiting = workers_of(pid)
-        os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: not any(is_running(each) for each in (pid, *waiting)))
-
-
-class ProcessAtStart:
-    """Stands for a process; the service is told to end while one of them starts."""
-
-    told_to_end: ClassVar[list[str]] = []
-    number_at_signal = 0
-    error: Exception | None = None
-
-    def __init__(self, *, name: str, **_: Any) -> None:
-        self.name = name
-        self._is_started = False
-        self.sentinel, self._end = socket.socketpair()
-
-    def start(self) -> None:
-        if self.name == f"worker {self.number_at_signal}":
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)  # the handler runs before the process does
-        self._is_started = True
-
-    def terminate(self) -> None:
-        if not self._is_started:
-            raise AttributeError("a process that is not started cannot be told")
-        self.told_to_end.append(self.name)
-        if self.name == "worker 0" and self.error is not None:
-            raise self.error
-
-    kill = terminate
-
-    def join(self, _seconds: float) -> None:
-        self.sentinel.close()
-        self._end.close()
-
-
-@pytest.mark.parametrize("number_at_signal", range(3))
-@pytest.mark.parametrize("error", [None, PermissionError("not yours")], ids=["sound", "stuck"])
-def test_every_worker_is_told_to_end_whenever_the_signal_comes_and_whatever_one_of_them_does(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number_at_signal: int, error: Exception | None
-) -> None:
-    monkeypatch.setattr(ProcessAtStart, "told_to_end", [])
-    monkeypatch.setattr(ProcessAtStart, "number_at_signal", number_at_signal)
-    monkeypatch.setattr(ProcessAtStart, "error", error)
-    monkeypatch.setattr(server_module._spawn, "Process", ProcessAtStart, raising=False)
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with socket.socket() as listener:
-            settings = Settings(data_dir=tmp_path, database_url="postgresql://", workers=3)
-            running = server_module.Workers(settings, listener, tmp_path)
-            ended: Any = None
-            try:
-                ended = running.run(lambda _: None)
-            except AttributeError as fault:
-                ended = fault
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    assert ended is Exit.DONE, (ended, ProcessAtStart.told_to_end)
-    assert set(ProcessAtStart.told_to_end) == {"worker 0", "worker 1", "worker 2"}
 
 
 def asked(url: str, path: str) -> list[httpx.Response]:

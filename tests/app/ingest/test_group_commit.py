@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -149,13 +148,6 @@ async def test_a_full_queue_answers_overloaded_at_once(stores: Stores) -> None:
         assert ingest.committer.counters.queue_items == 0
 
 
-async def test_a_batch_larger_than_the_queue_is_taken_when_nothing_waits(stores: Stores) -> None:
-    async with open_ingest(stores.new_url(), Limits(ingest_queue_items_max=5)) as ingest:
-        batch = [Publication(content_frame(n)) for n in range(20)]
-        outcomes = await ingest.door.publish_many(batch)
-        assert all(not isinstance(outcome, Problem) for outcome in outcomes)
-
-
 async def test_a_bad_item_does_not_spoil_its_batch(stores: Stores) -> None:
     good = [Publication(content_frame(n)) for n in (1, 2, 1)]
     async with open_ingest(stores.new_url()) as ingest:
@@ -167,14 +159,6 @@ async def test_a_bad_item_does_not_spoil_its_batch(stores: Stores) -> None:
         OutcomeKind.STORED,
         OutcomeKind.DUPLICATE,
     ]
-
-
-async def test_the_faults_of_a_batch_keep_no_frame_alive(stores: Stores) -> None:
-    async with open_ingest(stores.new_url()) as ingest:
-        faults = await ingest.door.publish_many([Publication(b"")] * 3)
-    for fault in faults:
-        assert isinstance(fault, Problem)
-        assert fault.__traceback__ is fault.__context__ is None
 
 
 async def test_publishers_of_a_group_that_fails_raise_a_fault_each(stores: Stores) -> None:
@@ -223,29 +207,6 @@ async def test_closing_writes_what_waits_and_then_refuses(stores: Stores) -> Non
         with pytest.raises(Problem) as refused:
             await ingest.door.publish(Publication(content_frame(9)))
         assert refused.value.code is Code.NOT_READY
-
-
-async def test_thirty_two_publishers_share_commits_and_outrun_one(stores: Stores) -> None:
-    """The ratio is the median of several pairs: other load on the machine hits either side."""
-    gains = [await gain_of_a_crowd(stores) for _ in range(5)]
-    assert sorted(gains)[2] >= 2, gains
-
-
-async def gain_of_a_crowd(stores: Stores) -> float:
-    """How many times the rate of one publisher 32 of them reach; they share commits."""
-    async with open_ingest(stores.new_url()) as ingest:
-        counters = ingest.committer.counters
-        started = time.perf_counter()
-        await publish_numbers(ingest.door, range(100))
-        rate_of_one = 100 / (time.perf_counter() - started)
-        assert counters.groups == 100
-        started = time.perf_counter()
-        await asyncio.gather(
-            *(publish_numbers(ingest.door, range(1000 + 50 * n, 1050 + 50 * n)) for n in range(32))
-        )
-        rate_of_all = 1600 / (time.perf_counter() - started)
-        assert 1600 / (counters.groups - 100) >= 8
-        return rate_of_all / rate_of_one
 
 
 async def test_what_could_not_be_remembered_beside_messages_is_an_error_of_its_caller(

@@ -115,36 +115,6 @@ def test_the_pages_together_are_the_closure_and_each_is_in_causal_order(
     asyncio.run(scenario())
 
 
-@given(graphs, st.sampled_from([1, 2, 100]))
-@settings(max_examples=20, deadline=None)
-def test_where_clocks_agree_with_causes_nothing_comes_twice(
-    stores: Stores, sent: list[Message], limit: int
-) -> None:
-    async def scenario() -> None:
-        honest = [
-            content_frame(
-                number,
-                message_id=f"m{number}",
-                history=tuple(
-                    HistoryEntry(f"m{hash(told.message_id) % number}")
-                    for told in message.causal_history
-                    if number
-                ),
-            )
-            for number, message in enumerate(sent)
-        ]
-        entries = [entry_of(frame) for frame in honest]
-        heads = [entries[-1].message.message_id]
-        async with stores.open() as store:
-            store.writer.write(entries)
-            pages = await all_pages(store, heads, (), limit)
-            found = [entry.digest for page in pages for entry in page.entries]
-            assert len(found) == len(set(found))
-            assert set(found) == closure(entries, heads, ())[0]
-
-    asyncio.run(scenario())
-
-
 def chain(count: int, *, channel_id: str = CHANNEL) -> list[NewEntry]:
     """Each names the two before it."""
     return [

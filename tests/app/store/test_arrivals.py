@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
-from app.entries import START, Claim, ClaimSource, Token, Watermark
+from app.entries import START, Token, Watermark
 from app.server.limits import DEFAULT_LIMITS
-from app.store.arrivals import ROWS_PER_CHANNEL, ROWS_PER_STEP, ArrivalChain
+from app.store.arrivals import ArrivalChain
 from app.store.store import Store
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -87,32 +87,6 @@ def test_columns_and_single_rows_have_the_sums_of_the_definition(
     assert at_once == one_by_one
     if before == 0:
         assert at_once == plain_sums(secret, list(zip(numbers, elements, strict=True)))
-
-
-def test_the_sums_begin_at_zero_as_the_definition_says() -> None:
-    elements = [bytes([n]) * 32 for n in range(9)]
-    expected = plain_sums(b"s" * 16, list(enumerate(elements, 1)))
-    assert ArrivalChain(b"s" * 16).sums(0, range(1, 10), elements) == expected
-
-
-async def test_groups_of_any_size_fill_both_chains(stores: Stores) -> None:
-    url = stores.new_url()
-    store = await Store.open(url, DEFAULT_LIMITS)
-    store.begin_writing()
-    number = 0
-    for size in (1, 3, 40, 1, 7):
-        frames = [content_frame(number + n) for n in range(size)]
-        entries = [entry_of(frame, b"hint %d" % n, b"h") for n, frame in enumerate(frames)]
-        store.writer.write([*entries, *entries[:2]])
-        store.writer.write_claims([(entries[0].digest, Claim(b"late", ClaimSource.PUBLISHER))])
-        number += size
-    require_whole(url)
-    _, entry_rows, claim_rows = stored(url)
-    assert (len(entry_rows), len(claim_rows)) == (52, 52 * 2 + 5)
-    arrived = await store.arrivals.arrived()
-    assert arrived.entries == (52, entry_rows[-1][2])
-    assert arrived.claims == (109, claim_rows[-1][2])
-    await store.close()
 
 
 async def test_a_migration_fills_the_chains_of_what_was_there(
@@ -225,24 +199,6 @@ def test_a_token_holds_on_exactly_the_copies_that_share_the_history_up_to_it(
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(scenario(Path(folder)))
-
-
-async def test_more_than_one_step_of_arrivals_is_read_whole(stores: Stores) -> None:
-    store = await Store.open(stores.new_url(), DEFAULT_LIMITS)
-    store.begin_writing()
-    count = ROWS_PER_STEP + 2 * ROWS_PER_CHANNEL
-    messages = (
-        Message(f"m{n}", f"c{n % 20}", lamport_timestamp=n, content=b"x") for n in range(count)
-    )
-    store.writer.write([entry_of(encode(each)) for each in messages])
-    read = store.arrivals.entries_between
-    everything = await read(0, count, None, count)
-    assert [row[0] for row in everything] == list(range(1, count + 1))
-    numbers = [each.channel_no for each in await store.channels.numbered_after(0, 9)][:2]
-    in_some = [row for row in everything if row[1] in numbers]
-    assert sorted(await read(0, count, numbers, count)) == in_some
-    assert len(in_some) > 2 * ROWS_PER_CHANNEL
-    await store.close()
 
 
 async def test_what_arrived_in_between_is_found_in_some_channels_and_in_all(stores: Stores) -> None:

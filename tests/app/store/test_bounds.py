@@ -165,39 +165,6 @@ async def test_claims_of_one_channel_are_paged_in_bounded_steps(stores: Stores) 
             assert after is None
 
 
-async def test_history_spam_on_one_hint_is_read_to_its_end_in_bounded_steps(
-    stores: Stores,
-) -> None:
-    limits = Limits(hint_candidates_max=10)
-    hint = b"wanted"
-    async with stores.open(limits) as store:
-        for start in range(0, 40, 4):
-            told = tuple(HistoryEntry(f"nothing {n}", hint) for n in range(start, start + 4))
-            store.writer.write([entry_of(content_frame(start, history=told))])
-        told = (HistoryEntry("message-000500", hint),)
-        store.writer.write([entry_of(content_frame(499, history=told))])
-        store.writer.write([entry_of(content_frame(500))])
-        found: list[str] = []
-        after: Position | None = None
-        for _ in range(10):
-            page = await store.claims.page(hint, None, 5, after)
-            found += [entry.message_id for entry in page.entries]
-            after = page.next
-            if after is None:
-                break
-    assert found == ["message-000500"]
-    assert after is None
-
-
-async def test_met_ids_are_forgotten_in_the_order_they_were_met(stores: Stores) -> None:
-    async with stores.open(Limits(met_ids_max=3)) as store:
-        store.writer.write([], [MetId("channel", f"sync {n}") for n in range(5)])
-        told = tuple(HistoryEntry(f"sync {n}") for n in range(5))
-        store.writer.write([entry_of(content_frame(1, history=told))])
-        gaps = await store.gaps.page("channel", None, 10)
-    assert [gap.met_as_sync for gap in gaps.gaps] == [False, False, True, True, True]
-
-
 async def test_a_gap_ends_when_its_message_comes_and_is_marked_when_a_sync_message_bears_its_id(
     stores: Stores,
 ) -> None:
@@ -336,46 +303,3 @@ async def test_a_flood_of_sync_messages_displaces_what_they_named_in_their_chann
         "by history", "ghost 3b", "ghost 4a", "ghost 4b",
     ]  # fmt: skip
     assert [each.message_id for each in quiet.gaps] == ["witness"]
-
-
-@pytest.mark.parametrize("limit", [1, 3, 100])
-@pytest.mark.parametrize("candidates_max", [6, 1_000])
-async def test_the_pages_of_some_channels_have_what_those_of_all_have_of_them(
-    stores: Stores, limit: int, candidates_max: int
-) -> None:
-    """In the same order, however many claims and entries others have made before, between and behind."""
-    hint = b"wanted"
-    async with stores.open(Limits(hint_candidates_max=candidates_max)) as store:
-        for number in range(150):
-            channel_id = f"c{number * number % 7 % 5}"
-            told = (HistoryEntry(f"message-{number // 3:06}", hint),)
-            frame = content_frame(number, channel_id=channel_id, history=told)
-            store.writer.write([entry_of(frame, *([hint] if number % 4 else []))])
-        channels = await store.channels.numbered_after(0, 10)
-        every = (await store.channels.feed(0, 1_000, BYTES_MAX)).entries
-        for some in (channels[:0], channels[1:2], channels[::2], channels):
-            names, numbers = {each.channel_id for each in some}, [each.channel_no for each in some]
-            found, after = list[int](), 0
-            while after is not None:
-                fed = await store.channels.feed(after, limit, BYTES_MAX, channel_nos=numbers)
-                found += [entry.seq for entry in fed.entries]
-                after = None if fed.next is None else fed.last_seq
-            assert found == [entry.seq for entry in every if entry.channel_id in names]
-            assert await hinted(store, hint, limit, numbers) == [
-                entry for entry in await hinted(store, hint, 1_000, None) if entry[0] in names
-            ]
-
-
-async def hinted(
-    store: Store, hint: bytes, limit: int, channel_nos: list[int] | None
-) -> list[tuple[str, str]]:
-    """Channels and IDs of all that a hint leads to, page by page."""
-    found: list[tuple[str, str]] = []
-    after: Position | None = None
-    for _ in range(400):
-        page = await store.claims.page(hint, None, limit, after, channel_nos=channel_nos)
-        found += [(entry.channel_id, entry.message_id) for entry in page.entries]
-        after = page.next
-        if after is None:
-            return found
-    raise AssertionError("the pages do not end")

@@ -20,12 +20,11 @@ from app.cli.checking import Findings, check_store
 from app.entries import NewEntry
 from app.errors import Code, Problem
 from app.server.limits import DEFAULT_LIMITS
-from app.store.entryrows import Codec, FramePacker, FrameUnpacker, PackedFrame
+from app.store.entryrows import Codec, FrameUnpacker, PackedFrame
 from app.store.schema import filter_references, frames
 from app.store.store import Store
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import HistoryEntry, Message, frame_hash
-from tests.support.publications import content_frame
 from tests.support.stores import BYTES_MAX, Stores, entry_of
 
 FILTER_BYTES = 18_752
@@ -133,19 +132,6 @@ def stored_bytes(connection: Connection) -> int:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("group_items", [1, 50])
-async def test_a_filter_costs_little_more_than_what_is_new_in_it(
-    stores: Stores, group_items: int
-) -> None:
-    entries = conversation(300)
-    groups = [entries[at : at + group_items] for at in range(0, len(entries), group_items)]
-    url = await written(stores, groups)
-    assert in_database(url, stored_bytes) / len(entries) < 800
-    async with reopened(url) as store:
-        assert await lost(store, entries) == []
-
-
-@pytest.mark.anyio
 async def test_frames_in_any_order_from_a_writer_that_forgets_come_back_whole(
     stores: Stores,
 ) -> None:
@@ -182,13 +168,6 @@ def put_data(connection: Connection, table: str, seq: int, data: bytes) -> None:
 def flip(connection: Connection, table: str, seq: int) -> None:
     data = bytearray(row_of(connection, table, seq)["data"])
     data[len(data) // 2] ^= 0x40
-    put_data(connection, table, seq, bytes(data))
-
-
-def spoil(connection: Connection, table: str, seq: int) -> None:
-    """Flip a bit near the end, which is in the rest of a frame with a filter."""
-    data = bytearray(row_of(connection, table, seq)["data"])
-    data[-20] ^= 1
     put_data(connection, table, seq, bytes(data))
 
 
@@ -315,76 +294,6 @@ async def test_a_lost_filter_is_told_once_and_the_frame_is_sound_from_then_on(
         assert [r.is_new for r in store.writer.write(conversation(61, known=500)[60:])] == [True]
 
 
-@pytest.mark.anyio
-async def test_a_reference_remembers_the_last_entry_that_needs_it(stores: Stores) -> None:
-    entries = conversation(60, known=500)
-    url = await written(stores, [entries[:1], entries[1:20], entries[20:]])
-    query = select(filter_references.c.reference_no, filter_references.c.last_seq)
-    for number, last_seq in in_database(url, lambda c: c.execute(query).all()):
-        assert last_seq == max(in_database(url, partial(users_of, reference_no=number)))
-
-
-@pytest.mark.anyio
-async def test_a_damaged_frame_is_logged_once_however_often_it_is_read(
-    stores: Stores, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.store.entryrows.DAMAGES_TOLD_MAX", 3)
-    entries = conversation(10)
-    url = await written(stores, [entries])
-    in_database(url, lambda c: c.execute(text("DELETE FROM frames")))
-    async with reopened(url) as store:
-        for _ in range(4):
-            assert await store.entries.by_digest([entries[0].digest]) == []
-        assert len(caplog.records) == 1
-        assert (await store.channels.feed(0, 100, BYTES_MAX)).entries == []
-    assert len(caplog.records) == 3
-
-
-@pytest.mark.anyio
-async def test_what_was_rolled_back_is_no_reference(stores: Stores) -> None:
-    entries = conversation(40)
-    url = stores.new_url()
-    stores.refuse_rows(url, entries[19].message.message_id)
-    async with reopened(url) as store:
-        store.begin_writing()
-        with pytest.raises(Exception, match="refused by the test"):
-            store.writer.write(entries[:20])
-        kept = [*entries[:19], *entries[20:]]
-        for entry in kept:
-            store.writer.write([entry])
-    async with reopened(url) as store:
-        assert await lost(store, kept) == []
-
-
-@pytest.mark.anyio
-async def test_nothing_new_hangs_on_references_that_are_gone(stores: Stores) -> None:
-    entries = conversation(40)
-    url = stores.new_url()
-    async with reopened(url) as store:
-        store.begin_writing()
-        store.writer.write(entries[:20])
-        in_database(url, lambda c: c.execute(filter_references.delete()))
-        store.writer.write(entries[20:])
-    assert min(references_of(url)) > 20
-    async with reopened(url) as store:
-        assert await read(store, entries) == ([], list(range(20)))
-
-
-@pytest.mark.anyio
-async def test_frames_that_do_not_compress_lie_as_they_are(stores: Stores) -> None:
-    drawn = random.Random(1)
-    sizes = [1, 200, 5_000, 20_000, 200_000]
-    entries = [
-        entry_of(content_frame(number, content=drawn.randbytes(sizes[number % len(sizes)])))
-        for number in range(30)
-    ]
-    url = await written(stores, [entries])
-    size = sum(len(entry.frame) for entry in entries)
-    assert in_database(url, stored_bytes) <= 1.1 * size
-    async with reopened(url) as store:
-        assert await lost(store, entries) == []
-
-
 def test_data_that_claims_to_be_larger_than_its_frame_is_not_unpacked() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(100_000_000))
     packed = PackedFrame(1, 300, frame_hash(b""), bytes(32), Codec.BUILT_IN, None, bomb)
@@ -396,14 +305,3 @@ def test_the_built_in_dictionary_never_changes() -> None:
     assert hashlib.sha256(dictionary).hexdigest() == (
         "71106b6ea9bd08cab69a7b12823e3ebdeeee54bd7a381c6fec0f989e8859778e"
     )
-
-
-def test_a_small_frame_shrinks_by_the_built_in_dictionary() -> None:
-    drawn = random.Random(5)
-    history = tuple(HistoryEntry(drawn.randbytes(32).hex()) for _ in range(2))
-    frame = content_frame(1, message_id=drawn.randbytes(32).hex(), history=history)
-    [(codec, reference_no, data)] = FramePacker().pack_whole([frame])
-    assert (codec, reference_no) == (Codec.BUILT_IN, None)
-    assert len(data) < 0.75 * len(frame)
-    packed = PackedFrame(1, len(frame), frame_hash(frame), bytes(32), codec, None, data)
-    assert FrameUnpacker().unpack_at_hand(packed) == frame

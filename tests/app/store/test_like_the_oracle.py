@@ -7,7 +7,6 @@ import hashlib
 from unittest.mock import patch
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS, Limits
@@ -17,7 +16,7 @@ from app.store.store import Store
 from recon.elements import order_of_lamport
 from sdstore.sds.model import claim_id
 from tests.support.oracle_store import Kept, OracleStore
-from tests.support.publications import CHANNELS, HINTS, LAMPORTS, MESSAGE_IDS, groups
+from tests.support.publications import CHANNELS, HINTS, MESSAGE_IDS, groups
 from tests.support.stores import BYTES_MAX, Stores, prepared
 
 FEW_CLAIMS = Limits(hint_claims_per_entry_max=2)
@@ -224,58 +223,6 @@ def test_the_grouping_of_writes_changes_nothing(stores: Stores, sent: Groups) ->
         async with stores.open() as store:
             oracle = await written(store, [[item] for group in sent for item in group])
             await check_everything(store, oracle)
-
-    asyncio.run(scenario())
-
-
-@given(
-    groups,
-    st.sampled_from(["log", "arrival"]),
-    st.sampled_from(["asc", "desc"]),
-    st.sampled_from(LAMPORTS),
-    st.sampled_from(LAMPORTS),
-    st.integers(1, 5),
-    st.tuples(st.integers(0, 20), st.integers(0, 20)),
-)
-@settings(max_examples=30, deadline=None)
-def test_a_window_of_a_channel_between_two_cursors_is_read_in_order(
-    stores: Stores,
-    sent: Groups,
-    order: str,
-    direction: str,
-    lamport_from: int,
-    lamport_to: int,
-    limit: int,
-    ends: tuple[int, int],
-) -> None:
-    async def scenario() -> None:
-        async with stores.open() as store:
-            oracle = await written(store, sent)
-            for channel_id in oracle.channel_ids():
-                entries = oracle.channel(channel_id)
-                if order == "log":
-                    entries.sort(key=lambda kept: kept.log_key)
-                if direction == "desc":
-                    entries.reverse()
-                after, before = (entries[min(end, len(entries) - 1)] for end in ends)
-                expected = [
-                    kept.digest
-                    for kept in entries[entries.index(after) + 1 : entries.index(before)]
-                    if lamport_from <= kept.lamport <= lamport_to
-                ]
-                page = await store.channels.page(
-                    channel_id,
-                    order=order,  # type: ignore[arg-type]
-                    direction=direction,  # type: ignore[arg-type]
-                    after=position(after, order),
-                    before=position(before, order),
-                    lamport_from=lamport_from,
-                    lamport_to=lamport_to,
-                    limit=limit,
-                    bytes_max=BYTES_MAX,
-                )
-                assert [entry.digest for entry in page.entries] == expected[:limit]
-                assert (page.next is not None) == (len(expected) > limit)
 
     asyncio.run(scenario())
 

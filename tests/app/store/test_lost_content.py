@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from sqlalchemy import select, text
 
-from app.entries import NewEntry
 from app.store.entryrows import ContentState
 from app.store.schema import lost_content
 from recon.elements import order_of_lamport
-from sdstore.sds.codec import encode
 from tests.app.store.test_frames import (
     Harm,
     conversation,
     cut,
     delete,
-    flip,
     in_database,
     lost,
     reopened,
     spoil,
-    users_of,
     written,
 )
-from tests.support.stores import Stores, entry_of
+from tests.support.stores import Stores
 
 pytestmark = pytest.mark.anyio
-
-
-def refiltered(entry: NewEntry) -> NewEntry:
-    """The same message with another filter: the same digest, another frame."""
-    message = replace(entry.message, bloom_filter=bytes(6_000))
-    other = entry_of(encode(message, entry.dialect))
-    assert other.digest == entry.digest
-    assert other.frame_hash != entry.frame_hash
-    return other
 
 
 def marked(url: str) -> list[int]:
@@ -50,36 +35,6 @@ def rows_of(url: str, table: str) -> int:
 
 def ruin(url: str, seq: int, *, harm: Harm = cut) -> None:
     in_database(url, lambda c: harm(c, "frames", seq))
-
-
-async def test_another_frame_of_a_lost_message_takes_its_place(stores: Stores) -> None:
-    entries = conversation(30)
-    url = await written(stores, [entries])
-    ruin(url, 7)
-    async with reopened(url) as store:
-        store.begin_writing()
-        assert store.writer.recheck([7]).lost == {7}
-        entries[6] = refiltered(entries[6])
-        [result] = store.writer.write([entries[6]])
-        assert (result.seq, result.is_mended) == (7, True)
-        assert await lost(store, entries) == []
-    async with reopened(url) as store:
-        assert await lost(store, entries) == []
-    assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
-
-
-async def test_the_frame_of_a_message_mends_a_filter_that_nobody_missed_yet(stores: Stores) -> None:
-    entries = conversation(30)
-    url = await written(stores, [entries])
-    in_database(url, lambda c: flip(c, "filter_references", 1))
-    async with reopened(url) as store:
-        store.begin_writing()
-        users = in_database(url, lambda c: users_of(c, 1))
-        results = store.writer.write(entries)
-        assert [r.seq for r in results if r.is_mended] == users
-        assert await lost(store, entries) == []
-    async with reopened(url) as store:
-        assert await lost(store, entries) == []
 
 
 @pytest.mark.parametrize("harm", [spoil, cut, delete])
@@ -108,17 +63,6 @@ async def test_a_frame_that_reads_wrong_twice_is_marked_and_a_publication_mends_
         assert await store.frames.lost_count() == 0
         assert await lost(store, entries) == []
     assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
-
-
-async def test_a_publication_mends_what_nobody_found_yet(stores: Stores) -> None:
-    entries = conversation(30)
-    url = await written(stores, [entries])
-    ruin(url, 30)
-    async with reopened(url) as store:
-        store.begin_writing()
-        results = store.writer.write(entries)
-        assert [r.seq for r in results if r.is_mended] == [30]
-        assert await lost(store, entries) == []
 
 
 async def test_a_fault_of_the_database_ends_a_recheck_and_marks_nothing(stores: Stores) -> None:

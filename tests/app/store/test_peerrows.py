@@ -14,7 +14,6 @@ import pytest
 from app.store.database import Query
 from app.store.peerrows import (
     FORGET_S,
-    GRACE_S,
     MEMORY_BYTES_MAX,
     PeerRow,
     decode_memory,
@@ -217,43 +216,12 @@ async def test_one_process_holds_a_peer_until_its_lease_expires(
         assert [each.failures for each, _ in await store.peers.read()] == [1]
 
 
-async def test_a_process_that_comes_back_after_its_lease_gets_another_fence(
-    postgres_stores: PostgresStores,
-) -> None:
-    async with postgres_stores.open() as store:
-        store.peers.add([A])
-        first = await store.peers.hold("p", (), lease_s=0.1)
-        await asyncio.sleep(0.15)
-        second = await store.peers.hold("p", ())
-        assert second == {A.peer_id: 2}
-        assert not write(store, "p", first, replace(A, failures=9))
-        assert write(store, "p", second, replace(A, failures=1))
-
-
 async def test_a_released_peer_is_taken_at_once(postgres_stores: PostgresStores) -> None:
     async with postgres_stores.open() as store:
         store.peers.add([A, B])
         await store.peers.hold("p", ())
         await store.peers.release("p")
         assert (await store.peers.hold("q", ())).keys() == {A.peer_id, B.peer_id}
-
-
-async def test_a_peer_that_was_handed_on_is_left_to_others_for_a_moment(
-    postgres_stores: PostgresStores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with postgres_stores.open() as store:
-        store.peers.add([A, B])
-        fences = await store.peers.hold("p", ())
-        await store.peers.release("p", [A.peer_id])
-        assert not write(store, "p", fences, A)
-        assert (await store.peers.hold("p", (), left=[A.peer_id])).keys() == {B.peer_id}
-        assert await store.peers.hold("q", ()) == {A.peer_id: fences[A.peer_id] + 1}
-        assert not write(store, "p", fences, A)
-        # One that nobody takes is anybody's again after that moment.
-        await store.peers.release("q", [A.peer_id])
-        assert await store.peers.hold("r", (), left=[A.peer_id]) == {}
-        await asyncio.sleep(GRACE_S)
-        assert (await store.peers.hold("r", (), left=[A.peer_id])).keys() == {A.peer_id}
 
 
 async def test_peers_of_settings_are_held_only_by_processes_with_these_settings(
@@ -277,11 +245,3 @@ async def test_nobody_takes_a_peer_while_its_holder_writes(
             assert await store.peers.hold("q", ()) == {}
             store.peers.write(transaction, [(replace(A, failures=1), None)])
         assert await store.peers.hold("q", ()) == {A.peer_id: 2}
-
-
-async def test_of_many_processes_one_gets_each_peer(postgres_stores: PostgresStores) -> None:
-    async with postgres_stores.open() as store:
-        store.peers.add([row(n) for n in range(20)])
-        held = await asyncio.gather(*(store.peers.hold(f"p{n}", ()) for n in range(8)))
-        taken = [peer_id for each in held for peer_id in each]
-        assert sorted(taken) == [row(n).peer_id for n in range(20)]

@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import psycopg
@@ -18,13 +16,12 @@ from app.entries import OutcomeKind
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication
 from app.recon.index import NodeIndex
-from app.server.limits import DEFAULT_LIMITS, Limits
+from app.server.limits import DEFAULT_LIMITS
 from app.store.database import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
 from app.store.entryrows import arrived_after
 from app.store.postgres import VERSION_MIN, check_server
 from app.store.schema import migrate
 from app.store.store import Store
-from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.model import HistoryEntry
 from tests.support.ingest import Ingest, open_ingest
 from tests.support.publications import content_frame
@@ -33,14 +30,6 @@ from tests.support.stores import BYTES_MAX, PostgresStores, entry_of
 pytestmark = pytest.mark.anyio
 
 GROUPS = 40
-IMPATIENT = Limits(database_wait_s=1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """A server that the tests may stop."""
-    with own_postgres() as running:
-        yield running
 
 
 def execute(url: str, statement: str) -> None:
@@ -218,53 +207,6 @@ async def test_connections_that_are_cut_cost_no_acknowledged_message_and_heal(
     assert set(refused) <= {Code.STORE_UNAVAILABLE}
 
 
-async def test_a_reader_with_nothing_but_dead_connections_gets_its_answer(
-    postgres_stores: PostgresStores,
-) -> None:
-    url = postgres_stores.new_url()
-    async with open_ingest(url) as ingest:
-        await ingest.door.publish(Publication(content_frame(1)))
-        await asyncio.gather(*(ingest.store.arrivals.watermark() for _ in range(20)))
-        execute(
-            url,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid != pg_backend_pid()",
-        )
-        assert await ingest.store.entries.find("message-000001", "channel") is not None
-        # Neither does a writer, which has written nothing yet, trouble its publisher.
-        outcome = await ingest.door.publish(Publication(content_frame(2)))
-        assert outcome.kind is OutcomeKind.STORED
-
-
-async def test_a_server_that_restarts_is_found_again(server: PostgresServer) -> None:
-    async with open_ingest(server.url, IMPATIENT) as ingest:
-        await ingest.door.publish(Publication(content_frame(1)))
-        server.stop()
-        try:
-            for attempt in (
-                ingest.door.publish(Publication(content_frame(2))),
-                ingest.store.entries.find("message-000001", "channel"),
-                ingest.store.arrivals.watermark(),
-            ):
-                with pytest.raises(Problem) as refused:
-                    await attempt
-                assert refused.value.code is Code.STORE_UNAVAILABLE
-            # Longer than the pool tries by itself.
-            await asyncio.sleep(2 * IMPATIENT.database_wait_s)
-            assert ingest.committer.fault is not None
-        finally:
-            server.start()
-        # Nobody has to publish before the node calls itself ready.
-        deadline = time.monotonic() + 30
-        while ingest.committer.fault is not None and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        assert ingest.committer.fault is None
-        outcome = await ingest.door.publish(Publication(content_frame(3)))
-        assert outcome.kind is OutcomeKind.STORED
-        for number in (1, 3):
-            assert await ingest.store.entries.find(f"message-{number:06}", "channel") is not None
-
-
 async def test_a_commit_is_on_disk_whatever_the_database_has_as_its_default(
     postgres_stores: PostgresStores,
 ) -> None:
@@ -299,19 +241,6 @@ async def test_a_full_disk_of_the_server_refuses_writers_and_serves_readers(
         execute(url, "DROP TRIGGER full_disk ON frames")
         outcome = await ingest.door.publish(Publication(content_frame(2)))
         assert outcome.kind is OutcomeKind.STORED
-
-
-async def test_a_writer_that_does_not_get_its_turn_says_so(postgres_stores: PostgresStores) -> None:
-    url = postgres_stores.new_url()
-    slow = await Store.open(url, DEFAULT_LIMITS)
-    slow.begin_writing()
-    async with open_ingest(url, Limits(database_statement_s=1)) as ingest:
-        with slow._database.transaction():
-            with pytest.raises(Problem) as refused:
-                await ingest.door.publish(Publication(content_frame(1)))
-            assert refused.value.code is Code.STORE_UNAVAILABLE
-        await ingest.door.publish(Publication(content_frame(1)))
-    await slow.close()
 
 
 async def test_processes_that_open_a_new_database_at_once_make_its_tables_once(
@@ -360,16 +289,3 @@ async def test_a_database_that_cannot_be_had_is_named_without_its_password(
     with pytest.raises(fault) as refused:
         await Store.open(url, DEFAULT_LIMITS)
     assert "secret" not in str(refused.value)
-
-
-async def test_a_url_says_where_its_socket_is_and_what_to_set(
-    postgres_stores: PostgresStores, tmp_path: Path
-) -> None:
-    url = f"{postgres_stores.new_url()}&application_name=by%20the%20test"
-    store = await Store.open(url, DEFAULT_LIMITS)
-    with psycopg.connect(url) as connection:
-        names = connection.execute(
-            "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
-        ).fetchall()
-    assert {name for (name,) in names} == {"by the test"}
-    await store.close()

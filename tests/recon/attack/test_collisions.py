@@ -126,14 +126,3 @@ def test_poison_made_for_one_session_key_is_worthless_under_another() -> None:
     found = weak.reconcile(ours, theirs, weak.keyed(weak.sum_of(96), OTHER_KEY))
     assert found == ours ^ theirs
     assert_ours_tells_them_apart(sides)
-
-
-def test_the_weak_reconciler_is_right_about_sets_that_nobody_crafted() -> None:
-    ours, theirs = stores([1, 2, 3], [4, 5, 6])
-    for combine in (weak.xor_256, weak.sum_of(96), weak.keyed(weak.sum_of(96), KEY)):
-        assert weak.reconcile(ours, theirs, combine) == ours ^ theirs
-
-
-def test_digests_of_numbered_messages_are_those_of_the_library() -> None:
-    library = digest_rows([message(number) for number in range(50)])
-    assert (digests(range(50)) == library).all()

@@ -13,19 +13,16 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from recon.elements import Bound, Range
 from recon.errors import RemoteProtocolError
 from recon.events import Busy, Done, Expired, Fault, Need
-from recon.fetch import Wanted, pack_fetch, read_fetch, resolve
-from recon.initiator import Initiator, Options
+from recon.fetch import pack_fetch, read_fetch
+from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION, Limits
 from recon.responder import respond
-from recon.session import Interest, SessionHeader
-from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import ReconRequest
 from tests.support import liars
 from tests.support.liars import Liar, Strategy, World
 from tests.support.recon_session import (
@@ -33,7 +30,6 @@ from tests.support.recon_session import (
     FETCH_IDS_MAX,
     Outcome,
     Session,
-    elements_of,
     header,
     view_of,
     was_wanted,
@@ -175,25 +171,6 @@ def test_splits_without_end_stop_at_each_budget(limits: Limits, code: str) -> No
         assert outcome.end.error.code == code
 
 
-def test_requests_in_flight_may_all_find_the_interest_unknown_once() -> None:
-    place = world(1)
-    view = view_of(place.ours, place.header)
-    # Shorter ones go in full in each session.
-    interest = Interest.make(channels=frozenset({"one channel", "another channel" * 10})).encode()
-    nonces = place.header.initiator_nonce, place.header.responder_nonce
-    header = SessionHeader(*nonces, interest)
-    session = Initiator(view, header, options=Options(ranges_per_request=2))
-    asked = [session.next_request() for _ in range(3)]
-    unknown = ReconResponse(status=recon_pb2.UNKNOWN_INTEREST)
-    events = [session.receive(each.request_id, unknown) for each in asked if each]
-    assert events == [[], [], []]
-    again = session.next_request()
-    assert again is not None
-    assert again.message.session.WhichOneof("interest") == "interest_bytes"
-    (fault,) = session.receive(again.request_id, unknown)
-    assert isinstance(fault, Fault)
-
-
 def peak_bytes(call: Callable[[], object]) -> int:
     """Most memory that was allocated at once while `call` ran, whether it failed or not."""
     tracemalloc.start()
@@ -248,32 +225,6 @@ def test_damaged_requests_are_refused_or_answered_within_the_limit(count: int) -
         room = min(limits.response_bytes_max, request.response_bytes_max or 2**32)
         assert response.ByteSize() <= room, f"seed {seed}"
     assert 0 < answered < count
-
-
-@pytest.mark.parametrize("count", REQUESTS)
-def test_damaged_fetches_are_refused_or_bring_what_they_name(count: int) -> None:
-    for seed in range(count):
-        rng = random.Random(seed)
-        place, requests = WORLDS[seed % len(WORLDS)]
-        fetch = recon_pb2.Fetch.FromString(rng.choice(requests).fetch.SerializeToString())
-        liars.damage(fetch, rng)
-        try:
-            wanted = read_fetch(fetch, LIMITS)
-        except RemoteProtocolError:
-            continue
-        orders, ids, _ = resolve(place.honest.view, wanted, LIMITS)
-        found = elements_of(orders, ids)
-        assert found <= place.theirs
-        needs = _needs(wanted)
-        assert all(was_wanted(place.honest.view, needs, each) for each in sorted(found)[:3])
-
-
-def _needs(wanted: Wanted) -> list[Need]:
-    ends = np.cumsum(wanted.counts).tolist()
-    return [
-        Need(wanted.ranges[at], wanted.short_ids[end - count : end] if count else None, count)
-        for at, (count, end) in enumerate(zip(wanted.counts.tolist(), ends, strict=True))
-    ]
 
 
 @pytest.mark.parametrize(

@@ -156,38 +156,7 @@ def test_our_client_learns_both_differences_from_another_server_in_frames(
         check_their_server(node, limits_bytes, seed)
 
 
-def test_a_hundred_thousand_records_reconcile_with_other_implementations(
-    node: NodeProcess,
-) -> None:
-    random = Random(1)
-    records = [(random.randrange(10**6), random.randbytes(32)) for _ in range(100_000)]
-    client, server = records[:-50], records[50:]
-    twins = ClientTwins(Negentropy(records_of(client)), Other(node, "nostr-tools", client))
-    assert_learned(talk(twins, Negentropy(records_of(server))), client, server)
-    far = Other(node, SERVER, server)
-    assert_learned(talk(Negentropy(records_of(client)), far), client, server)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CLIENTS)
-def test_thousands_of_sets_make_every_client_send_the_same_bytes(
-    node: NodeProcess, name: str
-) -> None:
-    for seed in range(SMALL_SETS, SMALL_SETS * SLOW_FACTOR):
-        check_client_says_the_same(node, name, seed)
-
-
 @pytest.mark.slow
 def test_thousands_of_sets_make_every_server_answer_the_same_bytes(node: NodeProcess) -> None:
     for seed in range(SMALL_SETS, SMALL_SETS * SLOW_FACTOR):
         check_server_says_the_same(node, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("limits_bytes", FRAME_LIMITS_BYTES)
-def test_hundreds_of_large_sets_reconcile_in_frames_both_ways(
-    node: NodeProcess, limits_bytes: tuple[int, int]
-) -> None:
-    for seed in range(LARGE_SETS, LARGE_SETS * SLOW_FACTOR):
-        check_their_client(node, CLIENTS[seed % 2], limits_bytes, seed)
-        check_their_server(node, limits_bytes, seed)

@@ -1,15 +1,12 @@
 """Records: order, search, sums and the shortest bounds, against plain Python."""
 
-from bisect import bisect_left
 from hashlib import sha256
 from itertools import pairwise, takewhile
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.errors import LocalProtocolError
 from recon.negentropy import Records
 from recon.negentropy.records import BLOCK_RECORDS
 from recon.negentropy.wire import END, INFINITY, Bound, encode_varint
@@ -39,23 +36,6 @@ def test_records_are_kept_in_the_protocol_s_order(drawn: list[Record]) -> None:
     assert records_of(drawn).ids(0, len(drawn)) == b"".join(found for _, found in sorted(drawn))
 
 
-def test_sorted_columns_are_not_copied() -> None:
-    ids = np.zeros((2, 32), dtype=np.uint8)
-    records = Records(np.array([1, 2], dtype=np.uint64), ids)
-    ids[:] = 7
-    assert records.ids(0, 2) == b"\7" * 64
-
-
-@given(record_lists, st.lists(bounds, max_size=20))
-@settings(deadline=None)
-def test_a_bound_leads_to_the_first_record_at_or_above_it(
-    drawn: list[Record], sought: list[Bound]
-) -> None:
-    keys = sorted(drawn)
-    expected = [bisect_left(keys, (bound.timestamp, bound.padded())) for bound in sought]
-    assert records_of(drawn).positions(sought).tolist() == expected
-
-
 @given(record_lists)
 @settings(deadline=None)
 def test_the_bound_of_a_record_parts_it_from_the_one_before_and_no_shorter_one_does(
@@ -83,29 +63,3 @@ def test_fingerprints_are_those_of_sums_in_plain_integers(count: int, data: st.D
         raw = total.to_bytes(32, "little") + encode_varint(upper - lower)
         expected.append(sha256(raw).digest()[:16])
     assert records.fingerprints(np.array([cuts])) == expected
-
-
-def test_carries_run_through_the_whole_sum() -> None:
-    ones, one = b"\xff" * 32, b"\1" + b"\0" * 31
-    records = records_of([(1, ones), (2, one), (3, one)])
-    assert records.fingerprints(np.array([[0, 2, 3]])) == [
-        sha256(b"\0" * 32 + b"\2").digest()[:16],
-        sha256(one + b"\1").digest()[:16],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("columns", "complaint"),
-    [
-        ((np.array([1]), np.zeros((1, 32), np.uint8)), "uint64"),
-        ((np.zeros(2, np.uint64), np.zeros((1, 32), np.uint8)), "32 uint8"),
-        ((np.zeros(1, np.uint64), np.zeros((1, 31), np.uint8)), "32 uint8"),
-        ((np.zeros(2, np.uint64), np.zeros((2, 32), np.uint8)), "twice"),
-        ((np.array([INFINITY], np.uint64), np.zeros((1, 32), np.uint8)), "reserved"),
-    ],
-)
-def test_columns_that_are_no_set_of_records_are_the_caller_s_fault(
-    columns: tuple[np.ndarray, np.ndarray], complaint: str
-) -> None:
-    with pytest.raises(LocalProtocolError, match=complaint):
-        Records(*columns)
