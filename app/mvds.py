@@ -20,8 +20,7 @@ from prometheus_client.registry import Collector
 from app.cache import Recent
 from app.entries import Entry, NewEntry, Outcome
 from app.errors import Code, Problem
-from app.ingest.committer import GroupCommitter
-from app.ingest.door import Door, Prepared
+from app.ingest.door import Door, GroupCommitter, Prepared
 from app.ingest.policy import Way
 from app.ingest.prepare import Publication
 from app.server.limits import Limits

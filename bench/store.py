@@ -27,8 +27,7 @@ import uvloop
 
 from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
 from app.entries import NewEntry
-from app.ingest.committer import GroupCommitter
-from app.ingest.door import Door
+from app.ingest.door import Door, GroupCommitter
 from app.ingest.prepare import Publication, prepare
 from app.server.limits import DEFAULT_LIMITS as LIMITS
 from app.store.entryrows import FramePacker

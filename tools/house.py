@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from app.ingest.committer import GroupCommitter
+from app.ingest.door import GroupCommitter
 from app.server.connection import Connection
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message

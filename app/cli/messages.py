@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -332,11 +332,12 @@ def channels(
             for each in found:
                 print_json(_channel_document(each))
             return
-        # Lines, not a table: it would have to see all rows before its first.
+        # Lines, not a table: it would have to see all rows before its first. An error comes before the head.
+        first = list(islice(found, 1))
         sys.stdout.write(
             CHANNEL_LINE.format("messages", "first Lamport", "last Lamport", "channel")
         )
-        for each in found:
+        for each in chain(first, found):
             numbers = (f"{each.count:,}", each.lamport_first, each.lamport_last)
             sys.stdout.write(CHANNEL_LINE.format(*numbers, printable(each.channel_id)))
 
@@ -599,7 +600,7 @@ def message_document(
         "dialect": dialect,
     }
     if variants_count is not None:
-        meta["variants_count"] = variants_count
+        meta["other_variants_count"] = variants_count - 1  # the JSON of a node lists the others
     if hints is not None:
         meta["hints"] = [each.hex() for each in hints]
     message, _ = decode(frame)
@@ -620,7 +621,7 @@ def message_table(document: dict[str, Any]) -> Table:
         ("bloom filter", human_bytes(len(base64.b64decode(message.get("bloom_filter", ""))))),
         ("dialect", meta["dialect"]),
         ("digest", meta["digest"]),
-        ("variants", str(meta.get("variants_count", ""))),
+        ("other variants", str(meta.get("other_variants_count") or "")),
     ]
     grid = table("", "", rows=[row for row in rows if row[1] not in ("", "0 B")])
     grid.show_header = False

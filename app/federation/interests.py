@@ -19,7 +19,7 @@ from typing import Any
 from blake3 import blake3
 
 from app.errors import Code, Problem
-from app.ingest.committer import GroupCommitter
+from app.ingest.door import GroupCommitter
 from app.server.limits import Limits
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor

@@ -40,9 +40,8 @@ from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
 from app.federation.records import NO_SHARE, Processes, Records, Share, share_of
 from app.federation.schedule import Schedule, Verdict
 from app.federation.syncs import RunSync, StartedBy, Sync, Syncs, new_sync_id, sync_busy
-from app.ingest.committer import Committed
 from app.ingest.policy import Way
-from app.live.relay import Presence
+from app.live.relay import CHANNELS_NAMED_MAX, Presence
 from app.recon.replica import NodeReplica
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor, ended
@@ -62,7 +61,6 @@ ABANDONED_LOOK_S = 10.0  # between two looks for sessions whose processes have e
 HANDED_ON_MAX = (
     16  # peers at one look: a large memory takes 0.1 s to write, and leases must be renewed
 )
-CHANNELS_COMPARED_MAX = 64  # of one commit, with the interest of each peer; one of more is for all
 
 _SETTINGS = PeerOrigin.SETTINGS
 
@@ -125,6 +123,8 @@ class Peers:
         self.clients = PeerClients()
         self.processes = Processes()
         self.announcing: Callable[[Presence], None] = lambda _: None
+        # `on_news` is one of them while this process holds peers: without any, a commit costs nothing here.
+        self.news_listeners: set[Callable[[Collection[str] | None, str], None]] = set()
         self._peers: dict[str, Peer] = {}
         self._settings_peers = {peer_id_of(url): url for url in map(parse_peer_url, settings.peers)}
         self._settings_are_new = True  # since the last complete look
@@ -239,12 +239,15 @@ class Peers:
     def _begin(self, peer: Peer) -> None:
         """Sync with a peer from now on."""
         self._held[peer.peer_id] = self._records.fences.get(peer.peer_id)
+        self.news_listeners.add(self.on_news)
         self._schedule.add(peer.peer_id, _now_s(), peer.failures)
         self._is_due_earlier.set()
 
     def _let_go(self, peer_id: str) -> None:
         """Sync with a peer no longer."""
         self._held.pop(peer_id, None)
+        if not self._held:
+            self.news_listeners.discard(self.on_news)
         self._schedule.remove(peer_id)
         self._records.let_go(peer_id)
 
@@ -452,25 +455,18 @@ class Peers:
         self._schedule.forget_apart(_now_s())
         self.nudge_all()
 
-    def on_committed(self, committed: Sequence[Committed]) -> None:
-        """Nudge the peers that want something of a commit (a listener of ingest)."""
-        if not self._schedule.hears_news:
-            return  # as for most commits of a busy node: this is on the way of each publication
-        channels = {each.entry.message.channel_id for each in committed}
-        sources = {each.source for each in committed}
-        # Of several sources each lacks what the others brought.
-        self.on_news(channels, sources.pop() if len(sources) == 1 else "")
-
     def on_news(self, channels: Collection[str] | None, source: str) -> None:
         """Nudge the peers that want messages of these channels, or of any (None), but not `source`.
 
         What a session brought is no news for its peer, whichever of the two started the session.
         """
+        if not self._schedule.hears_news:
+            return  # as for most commits of a busy node: each publication runs this
         without = set()
         if source:
             peers = self._peers.values()
             without = {each.peer_id for each in peers if source in (each.peer_id, each.instance)}
-        if channels and len(channels) <= CHANNELS_COMPARED_MAX:
+        if channels is not None and len(channels) <= CHANNELS_NAMED_MAX:
             wanted = list(filter(self._interests.current.matches, channels))
             peers = self._peers.values()
             without |= {
@@ -671,7 +667,7 @@ class Peers:
     async def write(self, peers: Sequence[Peer] | None = None, *, is_end: bool = False) -> None:
         """Write what is due of some peers, or all, and of sessions; everything if they are given up.
 
-        Raises Problem as `app.ingest.committer.GroupCommitter.call`.
+        Raises Problem as `app.ingest.door.GroupCommitter.call`.
         """
         due = self._syncs.unwritten()
         shown = [(each, each.row(), each.progress) for each in due]

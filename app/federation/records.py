@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from app.federation.peer import Peer
-from app.ingest.committer import GroupCommitter
+from app.ingest.door import GroupCommitter
 from app.live.relay import Presence
 from app.store.peerrows import LEASE_S, Lease, PeerRow, SyncRow, encode_memory
 from app.store.store import Store

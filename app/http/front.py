@@ -55,7 +55,7 @@ from app.http.call import (
     problem_reply,
     raw_path,
 )
-from app.server.logs import audit, begin_request
+from app.server.logs import audit, current_request, request_numbers
 
 # ---- counters
 
@@ -230,7 +230,7 @@ class Front:
             await _give(send, problem_reply(Problem(Code.STORE_UNAVAILABLE, NOT_OPEN)))
             return
         started = perf_counter()
-        begin_request()
+        current_request.set(next(request_numbers))
         # Removed from the scope: inside, it would make a cycle for the garbage collector.
         exchange: Exchange | None = scope.pop(EXCHANGE_KEY, None)
         is_head = scope["method"] == "HEAD"

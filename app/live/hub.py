@@ -19,7 +19,6 @@ from weakref import WeakSet
 
 from app.entries import START, Entry, Token
 from app.errors import Code, Problem
-from app.ingest.committer import Committed
 from app.ingest.prepare import Relayed
 from app.server.limits import Limits
 from app.server.sharing import Sharing, Turns
@@ -82,7 +81,7 @@ Wanted = Callable[[str], bool]
 
 
 class LiveHub:
-    """See the module. `on_committed` and `on_relayed` are listeners of ingest."""
+    """See the module. Set `committed` after a commit; the follower reads the entries from the feed."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class LiveHub:
         self._places: WeakSet[Place] = WeakSet()
         self._follower: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
-        self._committed = asyncio.Event()
+        self.committed = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -113,10 +112,6 @@ class LiveHub:
     def readers_count(self) -> int:
         """The current number of readers."""
         return self._readers_count
-
-    def on_committed(self, _committed: Sequence[Committed]) -> None:
-        """Wake the follower, which reads the committed entries from the feed."""
-        self._committed.set()
 
     def on_relayed(self, relayed: Relayed) -> None:
         """Pass on a message that is not stored."""
@@ -257,11 +252,11 @@ class LiveHub:
 
     async def _follow_store(self) -> None:
         while True:
-            self._committed.clear()
+            self.committed.clear()
             if not await self._read_feed():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
-                        await self._committed.wait()
+                        await self.committed.wait()
 
     async def _read_feed(self) -> bool:
         page = await self._store.channels.feed(

@@ -31,8 +31,7 @@ import orjson
 from app.access.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem
-from app.ingest.committer import Committed
-from app.ingest.door import Door
+from app.ingest.door import Committed, Door
 from app.ingest.policy import Way
 from app.ingest.prepare import Publication, Relayed
 from app.live.hub import LiveHub, Wanted
@@ -74,7 +73,7 @@ class Listener(Protocol):
     def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
         """Messages of these channels were committed; None: of any.
 
-        `source` as in `app.ingest.committer.Committed`, if all have the same; otherwise empty.
+        `source` as in `app.ingest.door.Committed`, if all have the same; otherwise empty.
         """
 
     def on_notified_presence(self, presence: Presence) -> None:
@@ -318,8 +317,8 @@ class Relay:
         self._tag = tag_of(instance_id)
         self.counters = RelayCounters()
         self.bus: Bus = NoBus()
-        self.commit_listeners: list[Callable[[Collection[str] | None, str], None]] = []
-        """Called when another process has committed messages, as `Listener.on_notified_commit`."""
+        self.news_listeners: set[Callable[[Collection[str] | None, str], None]] = set()
+        """Called when any process has committed messages, as `Listener.on_notified_commit`."""
         self.presence_listeners: list[Callable[[Presence], None]] = []
         """Called when another process announces itself."""
         self.changed = asyncio.Event()
@@ -436,20 +435,16 @@ class Relay:
     # ---- news
 
     def on_committed(self, committed: Sequence[Committed]) -> None:
-        """Nudge the streams, and tell the other workers. A listener of ingest.
+        """Tell everyone here, and the other workers. The listener of ingest.
 
-        What a store has pushed is no news for that store.
+        What a store has pushed is not news for that store. Of several sources, each lacks what the others
+        brought.
         """
-        channels: set[str] = set()
-        sources: set[str] = set()
-        for each in committed:
-            channels.add(each.entry.message.channel_id)
-            sources.add(each.source)
-            if len(channels) > CHANNELS_NAMED_MAX:
-                break
+        channels = {each.entry.message.channel_id for each in committed}
+        sources = {each.source for each in committed}
         named = channels if 0 < len(channels) <= CHANNELS_NAMED_MAX else None
-        source = sources.pop() if named and len(sources) == 1 else ""
-        self._nudge(named, source)
+        source = sources.pop() if len(sources) == 1 else ""
+        self.on_notified_commit(named, source)
         self.bus.send_commit(named, source)
 
     def on_interest_changed(self) -> None:
@@ -483,10 +478,10 @@ class Relay:
         self._pass_on(Relayed(frame, message, dialect), origin, via, is_on_bus=True)
 
     def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
-        """See `app.live.relay.Listener`."""
-        self._live.on_committed([])
+        """Wake live readers, nudge the streams, and tell the listeners. See `Listener`."""
+        self._live.committed.set()
         self._nudge(channels, source)
-        for listener in self.commit_listeners:
+        for listener in self.news_listeners:
             listener(channels, source)
 
     def announce(self, presence: Presence) -> None:

@@ -27,7 +27,7 @@ from app.federation.client import url_text
 from app.federation.links import Links
 from app.federation.peer import PeerState, PeerTotals
 from app.federation.peers import Peers
-from app.ingest.committer import GroupCommitter
+from app.ingest.door import GroupCommitter
 from app.live.hub import LiveHub
 from app.live.relay import Relay
 from app.orders import Orders

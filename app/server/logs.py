@@ -31,8 +31,10 @@ TARGET_CHARS_MAX = 500
 """Of a path in the audit log: longer than every ID and URL, and short enough for one line."""
 
 _process = secrets.token_hex(4)
-_numbers = count(1)
-_request: ContextVar[int] = ContextVar("request", default=0)
+request_numbers = count(1)
+current_request: ContextVar[int] = ContextVar("request", default=0)
+"""The number of the request that this task serves. `app.http.front` sets it."""
+
 _sync: ContextVar[str] = ContextVar("sync", default="")
 _TOKEN = re.compile(r"\b(sds_[0-9A-Za-z]+)_[0-9A-Za-z]+")
 
@@ -45,11 +47,6 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
-
-
-def begin_request() -> None:
-    """What this task logs from here on belongs to a new request."""
-    _request.set(next(_numbers))
 
 
 def begin_sync(sync_id: str) -> None:
@@ -134,7 +131,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        worker, number, sync_id = _worker_of(record), _request.get(), _sync.get()
+        worker, number, sync_id = _worker_of(record), current_request.get(), _sync.get()
         audited: dict[str, Any] = getattr(record, "audit", {})
         document = {
             "time": _time_of(record),

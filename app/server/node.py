@@ -32,8 +32,7 @@ from app.federation.links import Links
 from app.federation.peers import Peers
 from app.federation.records import Records
 from app.federation.syncs import Syncs
-from app.ingest.committer import GroupCommitter
-from app.ingest.door import DiskWatermark, Door
+from app.ingest.door import DiskWatermark, Door, GroupCommitter
 from app.ingest.policy import Judge, LoadedPolicy, load_policy
 from app.ingest.quarantine import FILE as QUARANTINE_FILE
 from app.ingest.quarantine import Quarantine
@@ -247,7 +246,6 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         store,
         committer,
         limits,
-        listeners=[live.on_committed],
         watermark=watermark,
         judge=judge,
     )
@@ -269,7 +267,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     relay = Relay(door, live, limits, lambda: interests.current, instance_id)
     committer.listeners.append(relay.on_committed)
     peers = Peers(replica, syncs, records, interests, settings, instance_id)
-    relay.commit_listeners.append(peers.on_news)
+    peers.news_listeners = relay.news_listeners
     peers.announcing = relay.announce
     node = Node(
         settings=settings,
@@ -303,7 +301,6 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     )
     node.rates.configure(settings)
     node.readiness.refusals[Cause.TOKENS] = node.tokens.refusal
-    committer.listeners.append(node.peers.on_committed)
     relay.presence_listeners.append(node.links.on_presence)
     interests.listeners += [node.peers.on_interest_changed, relay.on_interest_changed]
     node.metrics.register(node.mvds)

@@ -86,7 +86,14 @@ from app.store.schema import (
     published_claims,
     watermark,
 )
-from sdstore.sds.framecodec import REFERENCES_MAX, References, Split, difference, split
+from sdstore.sds.framecodec import (
+    FILTER_BYTES_MIN,
+    REFERENCES_MAX,
+    References,
+    Split,
+    difference,
+    split,
+)
 from sdstore.sds.model import claim_id, frame_hash
 
 # ---- frames
@@ -119,7 +126,8 @@ class FrameWriter:
         whole: list[Written] = []
         parted: list[tuple[Written, Split]] = []
         for each in written:
-            parts = split(each[0].frame)
+            frame = each[0].frame
+            parts = split(frame) if len(frame) > FILTER_BYTES_MIN else None
             if parts is None:
                 whole.append(each)
             else:

@@ -1,7 +1,7 @@
 """The store: everything that the node keeps, by subject, over one database.
 
 Reading methods are coroutines for the event loop. `Store.writer` blocks and belongs to one thread, the
-group committer's (`app.ingest.committer`).
+group committer's (`app.ingest.door`).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ async def test_readers_are_told_of_messages_whose_content_is_lost(
         await anext(fresh)
         write(store, range(14, 27))
         lose_frames(url, 14, 25)
-        hub.on_committed([])
+        hub.committed.set()
         for events in (stored, fresh):
             assert left_out_and_seqs(await next_messages(events, 13)) == (12, [26])
     await hub.close()
@@ -124,11 +124,11 @@ async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
         await anext(events)
         with taken_back(url):
             write(store, range(4, 9))
-            hub.on_committed([])
+            hub.committed.set()
             shown = await next_messages(events, 4)
             assert seqs(shown)[:4] == [4, 5, 6, 7]
         write(store, range(20, 23))
-        hub.on_committed([])
+        hub.committed.set()
         told = list(await anext(events))
         while seqs(told) == [8]:
             told = list(await anext(events))
@@ -137,7 +137,7 @@ async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
         while hub._last != (await store.arrivals.arrived()).entries:  # noqa: ASYNC110 - another task's state
             await asyncio.sleep(0.01)
         write(store, range(30, 32))
-        hub.on_committed([])
+        hub.committed.set()
         while seqs(told)[-2:] != [7, 8]:
             told += await anext(events)
     await hub.close()

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from app.ingest.committer import Committed, GroupCommitter
-from app.ingest.door import Door
+from app.ingest.door import Committed, Door, GroupCommitter
 from app.ingest.prepare import Relayed
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.store import Store
@@ -32,7 +31,8 @@ async def open_ingest(url: str, limits: Limits = DEFAULT_LIMITS) -> AsyncIterato
     await committer.start()
     committed: list[Committed] = []
     relayed: list[Relayed] = []
-    door = Door(store, committer, limits, listeners=[committed.extend])
+    committer.listeners.append(committed.extend)
+    door = Door(store, committer, limits)
     door.relay_listeners.append(relayed.append)
     try:
         yield Ingest(store, committer, door, committed, relayed)

@@ -183,6 +183,12 @@ def test_order_shows_the_confirmed_prefix_and_then_the_tail(node: str) -> None:
     assert (whole["order"]["tail_count"], whole["order"]["missing"]) == (2, ["nowhere"])
 
 
+def test_a_list_of_channels_that_fails_at_once_has_no_head(node: str) -> None:
+    result = cli("channels", "--node", f"{node}/v1")
+    assert (result.code != 0, result.out) == (True, "")
+    assert "no_such_route" in result.err
+
+
 @pytest.mark.parametrize("option", ["--token-file", "--ca-file"])
 def test_an_option_behind_the_verb_that_comes_before_it_is_refused_with_its_place(
     option: str,

@@ -140,7 +140,7 @@ async def test_a_checkpoint_that_fails_takes_no_acknowledgement_back(tmp_path: P
 async def test_the_writer_outlives_a_database_that_is_emptied_and_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.ingest.committer.TRY_AGAIN_S", 0.02)
+    monkeypatch.setattr("app.ingest.door.TRY_AGAIN_S", 0.02)
     path = tmp_path / "store.db"
     async with open_ingest(f"sqlite:///{path}") as ingest:
         assert await publish_batch(ingest, 0) == [None] * 20

@@ -10,8 +10,7 @@ import pytest
 
 from app.entries import MetId, OutcomeKind, WriteResult
 from app.errors import Code, Problem
-from app.ingest.committer import Committed
-from app.ingest.door import Door
+from app.ingest.door import Committed, Door
 from app.ingest.prepare import Publication
 from app.server.limits import Limits
 from app.store.store import Store
