@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recon.errors import LocalProtocolError
+from recon.events import Have, Need
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
 from recon.view import View
@@ -134,6 +135,19 @@ def test_progress_rises_to_everything_in_sync_or_lacking() -> None:
     for progress in shares:
         assert abs(sum(s.share for s in progress.segments) - 1) < 1e-9
         assert abs(sum(progress.key_space.values()) - 1) < 1e-6
+
+
+def test_recent_arrivals_with_old_clocks_are_found_in_the_first_answer() -> None:
+    everything = sorted(crowd(4, 20_000, 2**40))
+    late = everything[5000:5010]
+    base = [e for e in everything if e not in set(late)]
+    index = index_of(base)
+    insert(index, late)
+    mine = View(index, HEADER.key())
+    out = converse(Initiator(mine, HEADER, recent=10), honest(view_of(base)))
+    assert out.rounds == 1
+    assert sum(len(e.ids) for e in out.events if isinstance(e, Have)) == 10
+    assert not any(isinstance(e, Need) for e in out.events)
 
 
 def test_no_limit_lets_more_ranges_in_than_have_numbers() -> None:

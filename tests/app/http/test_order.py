@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -29,7 +30,7 @@ from sdstore.wire import store_pb2 as wire
 from tests.app.http.test_lost_content import harm_frame
 from tests.app.store.test_frames import cut
 from tests.ordering.graphs import Sent, graph, random_graph
-from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
 from tests.support.stores import PostgresStores, Stores, taken_back
 
 CHANNEL = "garden/1"
@@ -118,6 +119,38 @@ def test_the_answer_is_that_of_an_ordering_fed_with_the_same_messages(
         confirmed = ordering.confirmed
     assert len(confirmed) > 5
     assert {each["sender_id"] for each in items} == set("abcde")
+
+
+def test_both_forms_say_the_same_and_an_item_can_have_its_message(node: RunningNode) -> None:
+    publish(node, [*CHAIN[:5], Sent("zz", "", ()), Sent("b9", "b", ()), Sent("w", "w", ("gone",))])
+    query = {**ABC, "include": "messages", "limit": 3}
+    document = page(node, query)
+    found = wire.OrderPage.FromString(
+        node.http.get(PATH, params=query, headers=WANTS_PROTOBUF).content
+    )
+    assert ids(document["items"]) == [each.message_id for each in found.items]
+    assert [each["digest"] for each in document["items"]] == [e.digest.hex() for e in found.items]
+    assert [each["message"]["message_id"] for each in document["items"]] == ids(document["items"])
+    assert all(each.message.digest == each.digest for each in found.items)
+    for name in ("confirmed_count", "tail_count", "waiting_count", "senderless_count"):
+        assert document[name] == getattr(found, name)
+    assert (document["waiting_count"], document["senderless_count"]) == (1, 1)
+    assert document["indexers"] == [
+        {
+            "sender_id": each.sender_id,
+            "message_count": each.message_count,
+            "last_message_id": each.last_message_id,
+            "unseen_count": each.unseen_count,
+        }
+        for each in found.indexers
+    ]
+    assert [each["message_count"] for each in document["indexers"]] == [2, 2, 1]
+    assert document["missing"] == list(found.missing) == ["gone"]
+    assert [each["kind"] for each in document["breaches"]] == ["fork"]
+    assert [each.kind for each in found.breaches] == ["fork"]
+    assert (document["next"], document["next_confirmed"]) == (found.next, found.next_confirmed)
+    assert document["complete"] is found.complete is True
+    assert "message" not in page(node)["items"][0]
 
 
 def test_without_indexers_everything_is_tentative_and_the_answer_names_the_breach(
@@ -342,6 +375,41 @@ def test_a_long_channel_is_ordered_in_several_calls_that_show_only_what_is_confi
         assert not part["complete"]
         assert len(part["items"]) == part["confirmed_count"] > 90
         assert ids(walk(node, alone)) == [each.message_id for each in sent]
+
+
+def test_a_cursor_that_another_worker_made_waits_until_this_one_has_read_as_far(
+    tmp_path: Path, stores: Stores
+) -> None:
+    limits = replace(DEFAULT_LIMITS, order_messages_per_call_max=100)
+    sent = [Sent(f"a{n}", "a", (f"a{n - 1}",) if n else ()) for n in range(250)]
+    query = {"channel_id": CHANNEL, "indexer": ["a", "b"], "limit": 200}
+    url = stores.new_url()
+    with running_node(tmp_path, database_url=url) as node:
+        publish(node, sent)
+        cursor = page(node, query)["next"]
+    with running_node(tmp_path, limits, database_url=url) as node:
+        for _ in range(2):
+            part = page(node, query, after=cursor)
+            assert (part["complete"], part["items"], part["next"]) == (False, [], cursor)
+        assert len(page(node, query, after=cursor)["items"]) == 50
+
+
+def test_two_hundred_sets_of_writers_leave_a_bounded_cache_and_every_answer_right(
+    tmp_path: Path,
+) -> None:
+    limits = replace(DEFAULT_LIMITS, order_sets_max=8)
+    with running_node(tmp_path, limits) as node:
+        publish(node, CHAIN)
+        sets = [["a", "b", "c", f"x{n}", f"y{n}"] for n in range(200)]
+
+        def ask(indexers: list[str]) -> int:
+            found = node.http.get(PATH, params={"channel_id": CHANNEL, "indexer": indexers})
+            return int(found.json()["tail_count"])
+
+        with ThreadPoolExecutor(8) as threads:
+            assert set(threads.map(ask, sets)) == {4}
+        metrics = node.http.get("/metrics").text
+        assert "sdstore_orders_cached 8.0" in metrics
 
 
 def test_a_caller_that_spent_its_budget_waits_and_what_is_computed_is_still_served(

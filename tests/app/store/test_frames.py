@@ -171,6 +171,13 @@ def flip(connection: Connection, table: str, seq: int) -> None:
     put_data(connection, table, seq, bytes(data))
 
 
+def spoil(connection: Connection, table: str, seq: int) -> None:
+    """Flip a bit near the end, which is in the rest of a frame with a filter."""
+    data = bytearray(row_of(connection, table, seq)["data"])
+    data[-20] ^= 1
+    put_data(connection, table, seq, bytes(data))
+
+
 def cut(connection: Connection, table: str, seq: int) -> None:
     put_data(connection, table, seq, b"(")
 
