@@ -22,7 +22,6 @@ from bench.recon_plots import plot_curves
 from bench.recon_scenarios import Lacking, Universe
 from bench.recon_session import HEADER, Measured, session
 from bench.table import publish
-from recon.elements import WHOLE
 from recon.index import RangeIndex
 from recon.initiator import Options
 from recon.limits import DEFAULT_LIMITS, Limits
@@ -218,7 +217,7 @@ def _trickle_us(everything: Universe, count: int = 5000) -> float:
             one = slice(place, place + 1)
             index.insert(more.orders[one], more.ids[one], groups)
             view.refresh()
-            view.summary(WHOLE)
+            view.total()
 
     return timed(trickle) * 1e3 / count
 

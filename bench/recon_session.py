@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from recon.agreement import SessionHeader
 from recon.events import Fault, Have, Need
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS, Limits
 from recon.responder import respond
-from recon.session import SessionHeader
 from recon.view import View
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 

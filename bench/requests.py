@@ -17,6 +17,7 @@ import numpy as np
 
 from app.server.limits import DEFAULT_LIMITS as NODE_LIMITS
 from bench.table import publish
+from recon.agreement import Interest, SessionKey, decode_interest
 from recon.codec import Asks, pack_asks, pack_counts, pack_ranges
 from recon.cuts import bounds_at
 from recon.elements import ALL_ORDERS, I64, U64, RangeColumns
@@ -32,7 +33,6 @@ from recon.limits import (
     PROTOCOL_VERSION,
 )
 from recon.responder import respond
-from recon.session import Interest, SessionKey, decode_interest
 from recon.view import View
 from sdstore.wire.recon_pb2 import Fetch, ReconRequest
 

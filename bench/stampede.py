@@ -36,9 +36,9 @@ from bench import steady_reader
 from bench.loading import load_file
 from bench.scratch import in_scratch
 from bench.table import publish
+from recon.agreement import Interest, SessionKey
 from recon.elements import U8, U64, Mask, heads_of, order_of_lamport
 from recon.index import RangeIndex
-from recon.session import Interest, SessionKey
 from recon.store import Columns, element_sequence
 from recon.view import View
 from sdstore.client.errors import StoreError, error_of_reply
@@ -277,7 +277,7 @@ class Log:
         whole = View(self._channel, key, window=interest.window)
         here = [row.tobytes() not in self.missing_ids for row in self._lacking.ids]
         nothing = self._lacking.take(slice(0))
-        return whole.apart(nothing, self._lacking.take(~np.array(here, bool)))
+        return whole.corrected(nothing, self._lacking.take(~np.array(here, bool)))
 
     def holds(self, orders: U64, ids: U8) -> Mask:
         del orders

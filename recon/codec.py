@@ -456,15 +456,10 @@ def _pack_cuts(ranges: RangeColumns, parts: Parts) -> bytes:
     return pack_bounds(steps, parts.cut_heads)
 
 
-def unpack_reply(message: Answers, ranges: RangeColumns, parts_max: int, phase: int) -> Reply:
-    """The inverse, checked: splits tile their range in two or more non-empty parts."""
-    return unpack_tiles(message, ranges, parts_max, phase)[0]
-
-
-def unpack_tiles(
+def unpack_reply(
     message: Answers, ranges: RangeColumns, parts_max: int, phase: int
 ) -> tuple[Reply, Tiles]:
-    """The same, and the parts of all splits."""
+    """The inverse, checked: splits tile their range in two or more non-empty parts; and the parts."""
     answered = message.answered
     if not 0 < answered <= len(ranges):
         raise RemoteProtocolError("no_progress", f"{answered} answers for {len(ranges)} ranges")

@@ -55,26 +55,6 @@ class Stated:
 
 
 @dataclass(frozen=True, slots=True)
-class InSync:
-    """These ranges are equal, by summary or by list; `count` elements in all.
-
-    Equal by the peer's word; `Stated` proves it. Some ranges are left out: a list that names an
-    element twice proves nothing.
-    """
-
-    ranges: RangeColumns
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The work list is empty: everything is known. `requests` and `bytes` are both ways."""
-
-    requests: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Fault:
     """The peer broke the protocol or its budget; the session is over."""
 
@@ -103,10 +83,10 @@ class Unsupported:
     version: int
 
 
-Event = Have | Need | NotThere | Stated | InSync | Done | Fault | Expired | Busy | Unsupported
+Event = Have | Need | NotThere | Stated | Fault | Expired | Busy | Unsupported
 
 
-# ---- progress: by elements, by key space, and as segments for a range bar
+# ---- progress: by elements, and as segments for a range bar
 
 
 SEGMENTS_MAX = 512  # a bar is drawn a few hundred characters or pixels wide
@@ -133,17 +113,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Elements of the larger side per state, shares of the key space, and the bar."""
+    """Elements of the larger side per state, and the bar."""
 
     elements: dict[RangeState, int]
-    key_space: dict[RangeState, float]
     segments: tuple[Segment, ...]
-
-    @property
-    def percent_in_sync(self) -> float:
-        """By elements, 0 to 100; 100 for two empty sets."""
-        total = sum(self.elements.values())
-        return 100.0 * self.elements[RangeState.IN_SYNC] / total if total else 100.0
 
 
 class Stretch(NamedTuple):
@@ -158,18 +131,15 @@ def measure(stretches: Iterable[Stretch]) -> Progress:
     """Progress over disjoint ranges, in any order."""
     pieces = [stretch for stretch in stretches if len(stretch.counts)]
     if not pieces:
-        return Progress(dict.fromkeys(_STATES, 0), dict.fromkeys(_STATES, 0.0), ())
+        return Progress(dict.fromkeys(_STATES, 0), ())
     ranges = RangeColumns.concatenate([piece.ranges for piece in pieces])
     counts = np.concatenate([piece.counts for piece in pieces])
     lengths = [len(piece.counts) for piece in pieces]
     states = np.repeat([_STATES.index(piece.state) for piece in pieces], lengths)
-    widths = ranges.upper_orders.astype(np.float64) - ranges.lower_orders.astype(np.float64)
     elements = np.bincount(states, counts, minlength=len(_STATES))
-    space = np.bincount(states, widths / 2.0**64, minlength=len(_STATES))
     sequence = np.lexsort((ranges.lower_heads, ranges.lower_orders))
     return Progress(
         {state: int(elements[place]) for place, state in enumerate(_STATES)},
-        {state: float(space[place]) for place, state in enumerate(_STATES)},
         _segments(counts[sequence], states[sequence]),
     )
 

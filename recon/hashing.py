@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from recon.agreement import SessionKey
 from recon.elements import (
     I64,
     U8,
@@ -25,14 +26,12 @@ from recon.limits import (
     SHORT_ID_BYTES,
     SUMMARY_HASH_BYTES,
 )
-from recon.session import SessionKey
 
 _CHUNK = 4096  # elements; two buffers of 64 KiB live in the second-level cache
 _BLOCK_BYTES = 16
 _MIX_LOW = np.uint64(0x9E3779B97F4A7C15)
 _MIX_HIGH = np.uint64(0xC2B2AE3D27D4EB4F)
 _MIX_COUNT = np.uint64(0x165667B19E3779F9)
-_WORD = (1 << 64) - 1
 _HALF = np.uint64(32)
 _NAME_BITS = np.uint64(8 * SHORT_ID_BYTES)
 _NAME_MASK = np.uint64(2 ** (8 * SHORT_ID_BYTES) - 1)
@@ -81,16 +80,6 @@ def summary_hashes(low: U64, high: U64, counts: I64) -> U8:
     mixed *= _MIX_HIGH
     mixed ^= mixed >> _HALF
     return _low_bytes(mixed, SUMMARY_HASH_BYTES)
-
-
-def summary_hash(low: int, high: int, count: int) -> bytes:
-    """The hash of one range: 6 bytes."""
-    mixed = ((low ^ low >> 32) * int(_MIX_LOW)) & _WORD
-    mixed ^= (high ^ high >> 32) * int(_MIX_HIGH) & _WORD
-    mixed = (mixed + count * int(_MIX_COUNT)) & _WORD
-    mixed = (mixed ^ mixed >> 32) * int(_MIX_HIGH) & _WORD
-    mixed ^= mixed >> 32
-    return mixed.to_bytes(8, "little")[:SUMMARY_HASH_BYTES]
 
 
 # ---- short ids

@@ -6,7 +6,6 @@ or sent). The session is over when no range waits and none is in flight.
 
     waiting ── next_request ──▶ in flight ── receive ──▶ settled
        ▲                            │                       an answer that settles it
-       ├──────── lost ◀─────────────┤
        └──── smaller ranges ◀───────┘                       an answer that splits it, or none
 
 The rules:
@@ -30,12 +29,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recon.agreement import Interest, SessionHeader, decode_interest
 from recon.codec import Asks, fill, pack_asks, read_total
 from recon.elements import U64
 from recon.errors import LocalProtocolError, RemoteProtocolError
 from recon.events import (
     Busy,
-    Done,
     Event,
     Expired,
     Fault,
@@ -56,12 +55,10 @@ from recon.limits import (
     PARTS_MAX,
     PHASE_MAX,
     PROTOCOL_VERSION,
-    RANGES_MAX,
     SHORT_ID_BYTES,
     Budget,
     Limits,
 )
-from recon.session import Interest, SessionHeader, decode_interest
 from recon.view import View
 from recon.worklist import Work, opening_work
 from sdstore.wire import recon_pb2
@@ -82,7 +79,6 @@ class Options:
     parts: int = 16  # of a split in the first answer; later ones are planned
     list_max: int = 16  # a range of that many elements is listed instead of split
     uncut_max: int = 0  # a set of that many elements is compared as one range
-    ranges_per_request: int = RANGES_MAX
 
 
 class OutgoingRequest(NamedTuple):
@@ -95,8 +91,8 @@ class OutgoingRequest(NamedTuple):
 class Initiator:
     """One session. `seed` makes the random cuts; `recent` counts own arrivals since the last session.
 
-    `apart`: ascending orders of elements that are here, but not in the view. A range that can contain one is
-    not fetched as a whole, but by names. `tells_interest`: the first request has the interest in full, because
+    `removed_orders`: ascending orders of elements that are here, but not in the view. A range that can contain
+    one is not fetched as a whole, but by names. `tells_interest`: the first request has the interest in full, because
     the responder does not know it yet.
     """
 
@@ -109,11 +105,11 @@ class Initiator:
         limits: Limits = DEFAULT_LIMITS,
         seed: int = 0,
         recent: int = 0,
-        apart: U64 = NO_ORDERS,
+        removed_orders: U64 = NO_ORDERS,
         tells_interest: bool = False,
     ) -> None:
         self._view = view
-        self._apart = apart
+        self._removed_orders = removed_orders
         self._header = header
         self._options = options or Options()
         self._limits = limits
@@ -145,7 +141,7 @@ class Initiator:
 
     @property
     def progress(self) -> Progress:
-        """The session's progress by elements and by key space."""
+        """The session's progress."""
         return measure(self._stretches())
 
     def _stretches(self) -> Iterator[Stretch]:
@@ -193,7 +189,7 @@ class Initiator:
         parts = np.where(work.sizes <= self._options.list_max, 1, self._parts)
         answers = np.where(work.listed, work.sizes * SHORT_ID_BYTES, parts * _ANSWER_BYTES)
         fits = int(np.searchsorted(np.cumsum(answers), self._limits.response_bytes_max))
-        return max(1, min(fits, self._options.ranges_per_request))
+        return max(1, min(fits, self._limits.ranges_max))
 
     def _message(self, phase: int, count: int) -> ReconRequest:
         work = self._waiting.take(slice(count))
@@ -209,11 +205,10 @@ class Initiator:
     def receive(
         self, request_id: int, response: ReconResponse, elapsed_s: float = 0.0
     ) -> list[Event]:
-        """Events of one answer. Any but `Have`, `Need` and `InSync` ends the session.
-
-        Answers that arrive after the end have no events.
-        """
-        flying = self._landed(request_id)
+        """Events of one answer. A fault or a refusal ends the session; later answers have no events."""
+        if request_id not in self._in_flight:
+            raise LocalProtocolError(f"no request {request_id} is in flight")
+        flying = self._in_flight.pop(request_id)
         if self._over:
             return []
         self._budget.bytes += response.ByteSize()
@@ -225,40 +220,25 @@ class Initiator:
             return [Fault(error)]
         if not (self._over or len(self._waiting) or self._in_flight):
             self._over = True
-            events.append(Done(self._budget.requests, self._budget.bytes))
         return events
-
-    def _landed(self, request_id: int) -> Asked:
-        if request_id not in self._in_flight:
-            raise LocalProtocolError(f"no request {request_id} is in flight")
-        return self._in_flight.pop(request_id)
-
-    def lost(self, request_id: int) -> None:
-        """The request got no answer (connection broke): its ranges wait again."""
-        self._ask_again(self._landed(request_id))
-
-    def _ask_again(self, flying: Asked) -> None:
-        self._wants_total |= flying.wants_total
-        self._tells_interest |= flying.told_interest
-        self._wait(flying.work)
-
-    def _wait(self, *work: Work) -> None:
-        self._waiting = Work.concatenate([self._waiting, *work])
 
     def _take(self, flying: Asked, response: ReconResponse) -> list[Event]:
         if response.status == recon_pb2.UNKNOWN_INTEREST and not flying.told_interest:
             self._is_unknown = True
-            self._ask_again(flying)
+            self._wants_total |= flying.wants_total
+            self._waiting = Work.concatenate([self._waiting, flying.work])
             return []
         if refusal := refusal_of(response, self._header.responder_nonce):
             self._over = True
             return [refusal]
-        learning = Learning(self._view, flying, self._limits.depth_max, self._list_cap, self._apart)
+        learning = Learning(
+            self._view, flying, self._limits.depth_max, self._list_cap, self._removed_orders
+        )
         learned = learning.from_answers(response.answers, self._phase())
         self._settled += learned.settled
         self._parts = learned.peer_parts or self._parts
         self._list_cap = min(self._list_cap, learned.list_cap)
-        self._wait(learned.work)
+        self._waiting = Work.concatenate([self._waiting, learned.work])
         if flying.wants_total:
             learned.events.insert(0, self._stated(flying, response))
         return learned.events
@@ -334,7 +314,5 @@ def _check_settings(options: Options, limits: Limits) -> None:
             f"parts {options.parts} (2 to {PARTS_MAX}) or list_max {options.list_max} "
             f"(0 to {LIST_COUNT_MAX}) is out of range"
         )
-    if not 1 <= options.ranges_per_request <= RANGES_MAX:
-        raise LocalProtocolError(f"ranges_per_request must be 1 to {RANGES_MAX}")
     if min(limits.request_bytes_max, limits.response_bytes_max) < FRAME_BYTES_MIN:
         raise LocalProtocolError(f"a frame limit must be at least {FRAME_BYTES_MIN} bytes")

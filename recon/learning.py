@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recon.codec import COUNT, EQUAL, LIST, SPLIT, Reply, Tiles, tile, unpack_tiles
+from recon.codec import COUNT, EQUAL, LIST, SPLIT, Reply, Tiles, tile, unpack_reply
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.elements import F64, I64, U8, U64, Mask, RangeColumns
 from recon.errors import RemoteProtocolError
-from recon.events import Event, Have, InSync, Need, NotThere, RangeState, Stretch
+from recon.events import Event, Have, Need, NotThere, RangeState, Stretch
 from recon.hashing import (
     contains,
     names_in_ranges,
@@ -63,11 +63,16 @@ class Learning:
     """Reads one answer to what was asked."""
 
     def __init__(
-        self, view: View, asked: Asked, depth_max: int, list_cap: int, apart: U64 = NO_ORDERS
+        self,
+        view: View,
+        asked: Asked,
+        depth_max: int,
+        list_cap: int,
+        removed_orders: U64 = NO_ORDERS,
     ) -> None:
-        """`apart`: ascending orders of elements that are here, but not in the view."""
+        """`removed_orders`: ascending orders of elements that are here, but not in the view."""
         self._view = view
-        self._apart = apart
+        self._removed_orders = removed_orders
         self._work = asked.work
         self._parts = asked.parts
         self._phase = asked.phase
@@ -81,7 +86,7 @@ class Learning:
         Raises `RemoteProtocolError` if the answers contradict the request or one another.
         """
         work = self._work
-        reply, tiles = unpack_tiles(answers, work.ranges, self._parts, self._phase)
+        reply, tiles = unpack_reply(answers, work.ranges, self._parts, self._phase)
         answered = len(reply.kinds)
         self._check_kinds(reply, work.listed[:answered], work.counts[:answered])
         is_empty = reply.counts == 0
@@ -92,8 +97,8 @@ class Learning:
         whole = ((reply.kinds == COUNT) & ~is_empty).nonzero()[0]
         by_name = np.empty(0, np.int64)
         if len(whole):
-            has_apart = self._has_apart(work.ranges.take(whole))
-            by_name, whole = whole[has_apart], whole[~has_apart]
+            can_hold = self._can_hold_removed(work.ranges.take(whole))
+            by_name, whole = whole[can_hold], whole[~can_hold]
             self._need_whole(work.ranges.take(whole), reply.counts[whole])
         # A list, perhaps an empty one: send and fetch what one side alone names.
         lists = ((reply.kinds == LIST) | ((reply.kinds == COUNT) & is_empty)).nonzero()[0]
@@ -108,10 +113,10 @@ class Learning:
         self._out.work = Work.concatenate([left, again, named])
         return self._out
 
-    def _has_apart(self, ranges: RangeColumns) -> Mask:
+    def _can_hold_removed(self, ranges: RangeColumns) -> Mask:
         """Which ranges can contain elements that are here, but not in the view."""
-        first = np.searchsorted(self._apart, ranges.lower_orders, "left")
-        return first < np.searchsorted(self._apart, ranges.upper_orders, "right")
+        first = np.searchsorted(self._removed_orders, ranges.lower_orders, "left")
+        return first < np.searchsorted(self._removed_orders, ranges.upper_orders, "right")
 
     def _to_be_listed(self, work: Work, theirs: I64) -> Work:
         """Ask for the names in ranges of which the view holds nothing: some of them can be here."""
@@ -136,15 +141,13 @@ class Learning:
     def _settle(self, ranges: RangeColumns, counts: I64, state: RangeState) -> None:
         if len(counts):
             self._out.settled.append(Stretch(ranges, counts, state))
-            if state is RangeState.IN_SYNC:
-                self._out.events.append(InSync(ranges, int(counts.sum())))
 
     def _have(self, numbers: I64) -> None:
         """The peer lacks these. Those that only this session's view holds are not offered."""
-        are_aside = self._view.are_aside(numbers)
-        if are_aside.any():
-            self._out.events.append(NotThere(*self._view.columns_of(numbers[are_aside])))
-            numbers = numbers[~are_aside]
+        are_added = self._view.are_added(numbers)
+        if are_added.any():
+            self._out.events.append(NotThere(*self._view.columns_of(numbers[are_added])))
+            numbers = numbers[~are_added]
         if len(numbers):
             self._out.events.append(Have(*self._view.columns_of(numbers)))
 
@@ -172,11 +175,8 @@ class Learning:
         lacking[owners] = True
         sizes = np.maximum(counts, found.counts)
         self._settle(ranges.take(lacking), sizes[lacking], RangeState.DONT_HAVE)
-        self._settle(ranges.take(found.equal), sizes[found.equal], RangeState.IN_SYNC)
-        # Nothing to fetch in the rest: what we send makes it equal, or a short id was listed twice.
-        rest = ~(lacking | found.equal)
-        if rest.any():
-            self._out.settled.append(Stretch(ranges.take(rest), sizes[rest], RangeState.IN_SYNC))
+        # Nothing to fetch in the rest, and what we send makes it equal.
+        self._settle(ranges.take(~lacking), sizes[~lacking], RangeState.IN_SYNC)
 
     def _compare_parts(self, parents: I64, reply: Reply, tiles: Tiles, phase: int) -> Work:
         """Settle the parts of splits by the table; returns what to ask about those that stay open."""
@@ -195,7 +195,7 @@ class Learning:
         equal, lacking = kinds == EQUAL, kinds == COUNT
         self._settle(ranges.take(equal), ours[equal], RangeState.IN_SYNC)
         by_name = lacking.copy()
-        by_name[lacking] = self._has_apart(ranges.take(lacking))
+        by_name[lacking] = self._can_hold_removed(ranges.take(lacking))
         whole = lacking & ~by_name
         self._need_whole(ranges.take(whole), theirs[whole])
         expected = differences(owner, reply.parts.sizes, ours, theirs, ~equal)
@@ -270,7 +270,6 @@ class Matched:
     have: I64  # i64[k]: our elements that the peer lacks, by number
     need_owner: I64  # i64[k] ascending: ranges of the short ids we lack
     need_short_ids: U8  # u8[k, 6]
-    equal: Mask  # bool[m]: nothing differs, and both sides count the same
     counts: I64  # i64[m]: our elements
 
 
@@ -296,7 +295,6 @@ def _joined(pieces: list[Matched]) -> Matched:
         np.concatenate([piece.have for piece in pieces]),
         np.concatenate([p.need_owner + first for p, first in zip(pieces, firsts, strict=False)]),
         np.concatenate([piece.need_short_ids for piece in pieces]),
-        np.concatenate([piece.equal for piece in pieces]),
         np.concatenate([piece.counts for piece in pieces]),
     )
 
@@ -310,10 +308,7 @@ def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> M
     have = np.flatnonzero(~contains(theirs, ours))
     need_owner = ranges_of_names(needed)
     counts = np.bincount(owner, minlength=len(listed_counts))
-    equal = counts == listed_counts  # otherwise the list names an element of ours twice
-    equal[need_owner] = False
-    equal[owner[have]] = False
-    return Matched(numbers[have], need_owner, short_ids_of(needed), equal, counts)
+    return Matched(numbers[have], need_owner, short_ids_of(needed), counts)
 
 
 def _distinct(names: U64) -> U64:

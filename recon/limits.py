@@ -40,7 +40,7 @@ class Limits:
 
     request_bytes_max: int = 8 << 20  # of our own requests: a node takes as much
     response_bytes_max: int = 8 << 20  # a disjoint million is answered in one message
-    ranges_max: int = RANGES_MAX  # per request: one search each, 0.05 s
+    ranges_max: int = RANGES_MAX  # per request, ours and theirs: one search each, 0.05 s
     ranges_answered_max: int = 1 << 15  # of them: 50 ms where all orders tie; the rest comes again
     fetch_ids_max: int = 1 << 16  # short ids in one fetch
     fetch_scan_max: int = 1 << 18  # elements looked at for one fetch: 15 ms; the rest is cut
@@ -48,7 +48,9 @@ class Limits:
     fetch_barren_max: int = 64  # cut answers of a session that brought nothing: 10^7 looked at
     depth_max: int = 64  # splits above a range; 10^6 honest elements need 7
     requests_max: int = 1 << 16  # per session
-    in_flight_max: int = 8  # requests without an answer
+    in_flight_max: int = (
+        4  # requests without an answer: hides the latency of a round; more would only queue
+    )
     bytes_base: int = 4 << 20  # the cost of a session before anything was transferred
     bytes_per_element: int = 64  # and per own element: ids twice, summaries, bounds
     bytes_per_credit: int = 4  # and per byte of content that really arrived

@@ -21,10 +21,10 @@ import blake3
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from recon.agreement import SessionKey
 from recon.elements import I64, U8, U64, Mask
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES
-from recon.session import SessionKey
 from recon.store import Columns
 from recon.view import View
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recon.agreement import SessionKey
 from recon.elements import (
     ALL_ORDERS,
-    END,
     I64,
-    START,
     U8,
     U32,
     U64,
@@ -29,10 +28,10 @@ from recon.elements import (
     heads_of,
     spread,
 )
-from recon.hashing import ElementHasher, Total, short_ids_of, summary_hash, summary_hashes
+from recon.errors import LocalProtocolError
+from recon.hashing import ElementHasher, Total, short_ids_of, summary_hashes
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES, VIEW_BYTES, VIEW_ELEMENT_BYTES, VIEW_GROUP_BYTES
-from recon.session import SessionKey
 from recon.store import EMPTY_RUN, Columns, Run, element_sequence, merge_runs, prefix_sums, push_run
 
 _BUILD_CHUNK = 1 << 14  # elements gathered at a time: 512 KiB of ids
@@ -70,7 +69,7 @@ class View:
         self._hasher = ElementHasher(key)
         self._wanted = None if groups is None else np.array(sorted(groups), dtype=np.uint32)
         self._window = window
-        self._aside = EMPTY_RUN
+        self._added: Run | None = None
         state = index.state
         self._snapshot = state.snapshot
         chosen = (
@@ -82,26 +81,26 @@ class View:
 
     def under(self, key: SessionKey) -> View:
         """The same elements under another key: only hashed, not chosen and sorted again."""
-        view = self._copy(self._runs, self._aside)
-        view._rekey(key)  # noqa: SLF001 - a copy of ourselves
-        return view
-
-    def _copy(self, runs: tuple[Run, ...], aside: Run) -> View:
+        self._check_whole()
         view = copy.copy(self)
-        view._runs, view._aside = runs, aside  # noqa: SLF001 - a copy of ourselves
+        view._rekey(key)  # noqa: SLF001 - a copy of ourselves
         return view
 
     def _rekey(self, key: SessionKey) -> None:
         self._hasher = ElementHasher(key)
         self._runs = tuple(self._keyed(run.orders, run.rows) for run in self._runs)
 
+    def _check_whole(self) -> None:
+        if self._added is not None:
+            raise LocalProtocolError("a corrected view stays as it is")
+
     def __len__(self) -> int:
         return sum(map(len, self.runs))
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The sorted runs; the last one has what was set aside, if anything was."""
-        runs = (*self._runs, self._aside) if len(self._aside) else self._runs
+        """The sorted runs; in a corrected view the last one has what was added, if anything was."""
+        runs = (*self._runs, self._added) if self._added else self._runs
         return runs or (EMPTY_RUN,)
 
     @property
@@ -154,6 +153,7 @@ class View:
 
     def refresh(self) -> int:
         """Take in what was inserted since the last call; returns how many elements came."""
+        self._check_whole()
         seen, self._snapshot = self._snapshot.size, self._index.state.snapshot
         if seen == self._snapshot.size:
             return 0
@@ -170,10 +170,7 @@ class View:
         return len(rows)
 
     def consolidate(self) -> Run:
-        """Merge all runs into one, so that every later question costs least; returns it.
-
-        What was set aside stays apart.
-        """
+        """Merge all runs of the index into one, so that every later question costs least; returns it."""
         runs = self._runs or (EMPTY_RUN,)
         while len(runs) > 1:
             runs = (*runs[:-2], merge_runs(self._snapshot, *runs[-2:], summed=True))
@@ -252,10 +249,10 @@ class View:
             first += len(run)
         return orders, ids
 
-    def are_aside(self, numbers: I64) -> Mask:
-        """Which of these elements only this view has, bool[n]."""
-        aside: Mask = numbers >= len(self) - len(self._aside)
-        return aside
+    def are_added(self, numbers: I64) -> Mask:
+        """Which of these elements only this corrected view has, bool[n]."""
+        added: Mask = numbers >= len(self) - len(self._added or ())
+        return added
 
     def places_of_newest_rows(self, count: int) -> I64:
         """Places, in the one run of a consolidated view, of what was inserted last."""
@@ -280,28 +277,15 @@ class View:
             orders, ids = orders[sequence], ids[sequence]
         return orders, ids
 
-    def summary(self, span: Range) -> tuple[bytes, int]:
-        """(hash, count) of a range."""
-        if span == (START, END):
-            return self._summary_of_all()
-        hashes, counts = self.summaries(self.locate(RangeColumns.of(span)))
-        return hashes[0].tobytes(), int(counts[0])
-
-    def _summary_of_all(self) -> tuple[bytes, int]:
-        low, high = self._sums()
-        count = len(self)
-        return summary_hash(low & _WORD, high & _WORD, count), count
-
-    def _sums(self) -> tuple[int, int]:
-        low = high = 0
-        for run in self.runs:
-            low += int(run.low[-1])
-            high += int(run.high[-1])
-        return low, high
+    # The whole view
 
     def total(self, added: Iterable[Columns] = (), removed: Iterable[Columns] = ()) -> Total:
         """All of the view, with some elements that it lacks and without some that it has."""
-        count, sums = len(self), self._sums()
+        count = len(self)
+        sums = (
+            sum(int(run.low[-1]) for run in self.runs),
+            sum(int(run.high[-1]) for run in self.runs),
+        )
         for pieces, sign in ((added, 1), (removed, -1)):
             for columns in pieces:
                 lanes = self._hasher.lanes(columns.orders, np.ascontiguousarray(columns.ids))
@@ -309,21 +293,24 @@ class View:
                 count, sums = count + sign * len(columns), (sums[0] + low, sums[1] + high)
         return Total(count, b"".join((each & _WORD).to_bytes(8, "little") for each in sums))
 
-    # Elements that one session sets aside
+    # The same set, but for some elements
 
-    def apart(self, added: Columns, removed: Columns) -> View:
-        """A view of its own that has `added`, which this one lacks, and not `removed`.
+    def corrected(self, added: Columns, removed: Columns) -> View:
+        """This view as of now, with `added`, which it lacks, and without `removed`.
 
-        Costs a pass over the view.
+        It is for one session: it cannot grow or get another key. Costs a pass over this view.
         """
         runs = self._runs
         if len(removed):
             runs = tuple(run for each in runs if len(run := self._without(each, removed)))
         some = added.take(element_sequence(added.orders, heads_of(added.ids)))
         low, high = self._hasher.lanes(some.orders, some.ids)
-        return self._copy(
-            runs, Run(some.orders, None, prefix_sums(low), prefix_sums(high), some.ids)
+        view = copy.copy(self)
+        view._runs = runs  # noqa: SLF001 - a copy of ourselves
+        view._added = Run(  # noqa: SLF001
+            some.orders, None, prefix_sums(low), prefix_sums(high), some.ids
         )
+        return view
 
     def _without(self, run: Run, removed: Columns) -> Run:
         places = run.lower_bounds(self._snapshot, removed.orders, heads_of(removed.ids))

@@ -24,7 +24,7 @@ from app.store.channelpages import ChannelInfo
 from app.store.entryrows import ContentState
 from app.store.lookups import Found
 from app.store.store import Store
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.sds.codec import MessageError, decode
 
 

@@ -34,7 +34,7 @@ from app.server.disk import replace_file
 from app.server.logs import audit_change
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor
-from recon.session import Interest
+from recon.agreement import Interest
 
 TOKENS_FILE = "tokens.json"
 GRANTED_SCOPES = (Scope.READ, Scope.PUBLISH, Scope.SYNC, Scope.ADMIN)

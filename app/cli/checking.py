@@ -28,8 +28,8 @@ from app.store.integrity import check_structure, message_or_fault
 from app.store.recovery import Published, copy_rows, publish_rows
 from app.store.sqlite import replace_file, writing_alone
 from app.store.store import Store
+from recon.agreement import SessionKey
 from recon.elements import U8, U64, WHOLE, order_of_lamport
-from recon.session import SessionKey
 from recon.view import View
 from sdstore.sds.model import Message
 

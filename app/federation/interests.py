@@ -24,9 +24,9 @@ from app.server.limits import Limits
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor
 from app.store.store import Store
+from recon.agreement import Interest, decode_interest
 from recon.errors import LocalProtocolError
 from recon.limits import INTEREST_BYTES_MAX, INTEREST_NAMES_MAX
-from recon.session import Interest, decode_interest
 from sdstore.sds.codec import DECODER_VERSION
 
 LOOK_S = 0.5

@@ -24,10 +24,10 @@ from app.federation.syncs import MOVED, Sync
 from app.recon.index import NodeIndex
 from app.store.peerrows import CHANGING, PeerRow, clean_text
 from app.store.store import Store
+from recon.agreement import Interest, decode_interest
 from recon.elements import order_of_lamport
 from recon.errors import RemoteProtocolError
 from recon.marks import numbers_of
-from recon.session import Interest, decode_interest
 from sdstore.sync.memory import Baseline, LackedBy, PeerMemory, unpack_elements
 from sdstore.sync.report import NOTHING_SHARED, SyncOutcome, SyncReport
 

@@ -46,8 +46,8 @@ from app.recon.replica import NodeReplica
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor, ended
 from app.store.peerrows import Lease, PeerRow
+from recon.agreement import Interest
 from recon.initiator import hello_request
-from recon.session import Interest
 from sdstore.client.transport import HttpTransport
 from sdstore.sync.comparison import Mode
 from sdstore.sync.driver import sync_with_peer

@@ -36,7 +36,7 @@ from app.ingest.policy import Way
 from app.ingest.prepare import Publication, Relayed
 from app.live.hub import LiveHub, Wanted
 from app.server.limits import Limits
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.sds.codec import decode
 from sdstore.sds.model import MessageError, frame_hash
 

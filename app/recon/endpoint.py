@@ -28,15 +28,7 @@ from app.ingest.policy import Way
 from app.recon.index import VIEW_COST_MIN, NodeIndex
 from app.recon.replica import NodeReplica, items_size
 from app.server.limits import Limits
-from recon.elements import Bound, OrderWindow, bound_bytes, order_of_lamport
-from recon.errors import RemoteProtocolError
-from recon.fetch import NOTHING_WANTED, Found, Wanted, read_fetch, resolve
-from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
-from recon.limits import Limits as ReconLimits
-from recon.marks import MARK_BYTES, MARK_BYTES_MAX, NOTHING_CAME, Arrived, view_of
-from recon.negentropy import Negentropy, Records
-from recon.responder import respond
-from recon.session import (
+from recon.agreement import (
     Interest,
     SessionKey,
     decode_interest,
@@ -46,6 +38,14 @@ from recon.session import (
     nonce_is_fresh,
     responder_nonce,
 )
+from recon.elements import Bound, OrderWindow, bound_bytes, order_of_lamport
+from recon.errors import RemoteProtocolError
+from recon.fetch import NOTHING_WANTED, Found, Wanted, read_fetch, resolve
+from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
+from recon.limits import Limits as ReconLimits
+from recon.marks import MARK_BYTES, MARK_BYTES_MAX, NOTHING_CAME, Arrived, view_of
+from recon.negentropy import Negentropy, Records
+from recon.responder import respond
 from recon.view import View
 from sdstore.sync.memory import Element
 from sdstore.wire import recon_pb2 as wire
@@ -244,7 +244,7 @@ class ReconEndpoint:
             return _Asked(view_of(between.news.columns(), key), NOTHING_CAME, claims_end)
         view, later = self._index.view(key, mutual), between.later
         if compares and len(later):
-            view = view.apart(NOTHING_CAME.columns(), later.columns())
+            view = view.corrected(NOTHING_CAME.columns(), later.columns())
         return _Asked(view, later, claims_end)
 
     async def _take(

@@ -35,10 +35,10 @@ from app.entries import (
 from app.errors import Code, Problem
 from app.server.limits import Limits
 from app.store.store import Store
+from recon.agreement import Interest, SessionKey
 from recon.checkpoint import read_checkpoint, write_checkpoint
 from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow
 from recon.index import RangeIndex
-from recon.session import Interest, SessionKey
 from recon.store import Snapshot
 from recon.view import View, ViewCache
 

@@ -29,6 +29,7 @@ from app.recon.index import NodeIndex
 from app.server.limits import Limits
 from app.store.arrivals import arrived_rows
 from app.store.store import Store
+from recon.agreement import Interest, SessionKey
 from recon.elements import ALL_ORDERS, U8, U64, Mask, order_of_lamport
 from recon.marks import (
     NEWS_MAX,
@@ -40,7 +41,6 @@ from recon.marks import (
     mark_of,
     numbers_of,
 )
-from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.model import claim_id, entry_digest

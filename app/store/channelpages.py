@@ -38,7 +38,7 @@ from app.store.entryrows import (
     select_entries_with_frames,
 )
 from app.store.schema import ByteText, channels, messages
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
 
 _SEQ_MAX = 2**63 - 1

@@ -40,7 +40,7 @@ from app.store.entryrows import (
     with_id,
 )
 from app.store.schema import ByteText, channels, frames, messages, published_claims
-from recon.session import Interest
+from recon.agreement import Interest
 
 LookupKey = str | bytes
 """A message ID, or a hint."""

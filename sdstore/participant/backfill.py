@@ -29,10 +29,10 @@ from typing import Protocol
 
 import numpy as np
 
+from recon.agreement import Interest, SessionKey
 from recon.elements import U8, U64, Mask, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES
-from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.records import StoredMessage

@@ -17,6 +17,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from recon.agreement import SessionHeader
 from recon.codec import read_total
 from recon.elements import U64
 from recon.events import (
@@ -36,7 +37,6 @@ from recon.initiator import Initiator, Options, refusal_of
 from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import PROTOCOL_VERSION, Limits
 from recon.marks import MARK_BYTES_MAX
-from recon.session import SessionHeader
 from recon.view import View
 from sdstore.sync.content import Content, Shared
 from sdstore.sync.proof import MOVED_MAX, PASSED_OVER_MAX
@@ -46,7 +46,6 @@ from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
 NEWS_UNCUT_MAX = 48  # new elements compared as one range, and listed: 300 bytes and a single trip
-ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more would only queue at the peer
 
 Taker = Callable[[ReconResponse], None]
 
@@ -181,7 +180,7 @@ class Requests:
 
 @cache
 def _limits(limits: Limits, response_bytes_max: int) -> Limits:
-    return replace(limits, response_bytes_max=response_bytes_max, in_flight_max=ASKS_IN_FLIGHT_MAX)
+    return replace(limits, response_bytes_max=response_bytes_max)
 
 
 def initiator_of(
@@ -191,13 +190,13 @@ def initiator_of(
     *,
     seed: int,
     recent: int | None,
-    apart: U64,
+    removed_orders: U64,
     tells_interest: bool,
 ) -> Initiator:
     """The engine of one comparison, within the session's bounds.
 
     `recent`: own arrivals since the last session; None if all of the view is new: most of it differs then, so
-    cuts would only cost bytes before the lists. `apart`: orders of elements that were removed from the view.
+    cuts would only cost bytes before the lists. `removed_orders`: of elements that were removed from the view.
     """
     options = Options()
     if recent is None:
@@ -209,7 +208,7 @@ def initiator_of(
         limits=_limits(RECON_LIMITS, limits.answer_bytes_max),
         seed=seed,
         recent=recent or 0,
-        apart=np.sort(apart),
+        removed_orders=np.sort(removed_orders),
         tells_interest=tells_interest,
     )
 

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from recon.agreement import Interest
 from recon.elements import END, U8, U64, Bound, Range
 from recon.events import Have, Need
 from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, ID_BYTES, PROTOCOL_VERSION
-from recon.session import Interest
 from recon.view import View
 from sdstore.sync.memory import (
     LOST,

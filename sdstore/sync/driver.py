@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
+from recon.agreement import Interest, SessionKey
 from recon.elements import U8, U64, Mask
 from recon.limits import NONCE_BYTES
 from recon.marks import Arrived
-from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sync.comparison import Mode
 from sdstore.sync.memory import Element, PeerMemory

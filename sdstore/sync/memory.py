@@ -447,4 +447,4 @@ class SetAside:
         """A session's view: the replica's own, corrected by the set-aside elements."""
         if not self._elements:
             return base
-        return base.apart(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))
+        return base.corrected(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))

@@ -36,12 +36,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recon.agreement import Interest, SessionHeader, decode_interest, initiator_nonce
 from recon.elements import Mask
 from recon.errors import RemoteProtocolError
 from recon.initiator import Hello, hello_of, hello_request
 from recon.limits import NONCE_BYTES
 from recon.marks import Arrived, view_of
-from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
 from recon.view import View
 from sdstore.sync.comparison import (
     AttemptOverError,
@@ -432,7 +432,7 @@ class Sync:
             self._course.limits,
             seed=int.from_bytes(self._course.draw(8), "big"),
             recent=recent,
-            apart=shared.aside.columns(LackedBy.THERE).orders,
+            removed_orders=shared.aside.columns(LackedBy.THERE).orders,
             tells_interest=self._has_met,
         )
         self._has_met = False

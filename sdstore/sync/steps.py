@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from recon.agreement import Interest, SessionKey
 from recon.elements import U8, U64, Mask
 from recon.errors import LocalProtocolError
 from recon.marks import Arrived
-from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sync.memory import Element, PeerMemory
 from sdstore.sync.report import Progress, SyncReport

@@ -12,7 +12,7 @@ from app.access.callers import (
     authorizer_without_tokens,
 )
 from app.errors import Code, Problem
-from recon.session import Interest
+from recon.agreement import Interest
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "127.8.9.10", "::1"])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from app.access.callers import Caller
 from app.recon.endpoint import KnownInterests
 from app.recon.index import ChannelGroups, GroupSums
+from recon.agreement import Interest
 from recon.errors import RemoteProtocolError
 from recon.index import RangeIndex
-from recon.session import Interest
 from sdstore.wire.recon_pb2 import Session
 
 NAMES = st.frozensets(st.text("ab/", max_size=4), max_size=5)

@@ -21,7 +21,7 @@ _SYNC = _tests("transcript", "sync", "oracle", "worklist")
 _INDEX = _tests("index", "oracle", "sync")
 _WIRE = _tests("codec", "transcript", "vectors", "sync")
 _LIARS = _tests("liars", "codec")
-_KEYS = _tests("session", "index", "vectors", "proof")
+_KEYS = _tests("agreement", "index", "vectors", "proof")
 _FETCH = _tests("fetch")
 _RESPONDER = _tests("responder")
 _ASIDE = _tests("aside")
@@ -86,7 +86,7 @@ def _count_no_requests(check: Any) -> Any:
 
 
 def _fresh_for_ever(nonce: bytes, secret: bytes, pair: bytes, epoch: int) -> bool:
-    make = _module("session").responder_nonce
+    make = _module("agreement").responder_nonce
     return any(nonce == make(secret, pair, each) for each in range(epoch + 1))
 
 
@@ -122,7 +122,7 @@ def _believe_that_all_is_equal(initiator: Any, _flying: Any, response: Any) -> A
 def _offer_what_is_aside(have: Any) -> Any:
     def wrong(learning: Any, numbers: Any) -> None:
         have(learning, numbers)
-        aside = numbers[learning._view.are_aside(numbers)]
+        aside = numbers[learning._view.are_added(numbers)]
         if len(aside):
             found = _module("events").Have(*learning._view.columns_of(aside))
             learning._out.events.append(found)
@@ -143,11 +143,11 @@ FAULTS = [
     _fault("bytes have no limit", "limits:Budget.check", before(lambda budget, _count, elapsed_s: (budget, _ENDLESS, elapsed_s)), _LIARS),
     _fault("requests have no limit", "limits:Budget.check", _count_no_requests, _LIARS),
     _fault("time has no limit", "limits:Budget.check", before(lambda budget, count, _elapsed_s: (budget, count, 0.0)), _LIARS),
-    _fault("one nonce is enough for a key", "session:derive_session_key", before(lambda first, _second, interest: (first, first, interest)), _KEYS),
-    _fault("a nonce lives for ever", "session:nonce_is_fresh", instead(_fresh_for_ever), _KEYS),
+    _fault("one nonce is enough for a key", "agreement:derive_session_key", before(lambda first, _second, interest: (first, first, interest)), _KEYS),
+    _fault("a nonce lives for ever", "agreement:nonce_is_fresh", instead(_fresh_for_ever), _KEYS),
     _fault("the order is not hashed", "hashing:ElementHasher.hash_into", before(lambda hasher, orders, *rest: (hasher, np.zeros_like(orders), *rest)), _KEYS),
     _fault("the key is not used", "hashing:ElementHasher.__init__", before(lambda hasher, key: (hasher, type(key)(bytes(16)))), _KEYS),
-    _fault("a node does not know its own nonces", "session:is_own_nonce", returns(False), _KEYS),
+    _fault("a node does not know its own nonces", "agreement:is_own_nonce", returns(False), _KEYS),
     _fault("duplicates of older runs are kept", "index:RangeIndex._held", instead(lambda _index, orders, *_: np.zeros(len(orders), bool)), _INDEX),
     _fault("a window is closed above", "view:_in_window", instead(_closed_above), _INDEX),
     _fault("rows that came later are in an older snapshot", "index:Postings.rows_of", before(_with_later_rows), _tests("index")),

@@ -17,7 +17,7 @@ import zstandard
 
 import sdstore.participant.backfill as backfill
 import sdstore.sync.content as content_module
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
 from sdstore.client.exchange import Batcher
 from sdstore.client.records import PublishItem, StoredMessage

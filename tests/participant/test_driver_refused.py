@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.access.callers import Authorizer, Caller, Scope
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.participant.events import DriverError
 from sdstore.participant.persistence import MemoryPersistence
 from sdstore.sds.codec import decode

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from recon.agreement import SessionKey
+from recon.errors import LocalProtocolError
 from recon.events import Have, NotThere
 from recon.initiator import Initiator
 from recon.store import Columns
@@ -43,7 +46,7 @@ def told(view: View, theirs: list[Element]) -> tuple[set[Element], set[Element]]
 
 def test_what_was_set_aside_is_never_offered() -> None:
     ours, disputed = ELEMENTS[:200] + ELEMENTS[210:], ELEMENTS[200:210]
-    view = view_of(ours).apart(aside(disputed), aside(NOTHING))
+    view = view_of(ours).corrected(aside(disputed), aside(NOTHING))
     have, gone = told(view, ELEMENTS[:100] + ELEMENTS[205:])
     assert have == set(ELEMENTS[100:200])
     assert gone == set(ELEMENTS[200:205])
@@ -52,21 +55,23 @@ def test_what_was_set_aside_is_never_offered() -> None:
 def test_of_elements_that_share_an_order_the_right_one_is_removed() -> None:
     tied = [(5, bytes([n]) * 32) for n in range(20)]
     unknown = [(5, bytes([7] * 8 + [9] * 24))]  # the same head as one of them
-    view = view_of(tied).apart(aside(NOTHING), aside([tied[3], *unknown]))
+    view = view_of(tied).corrected(aside(NOTHING), aside([tied[3], *unknown]))
     assert len(view) == len(tied) - 1
     assert told(view, tied[:3] + tied[4:]) == (set(), set())
 
 
-def test_a_view_keeps_what_was_set_aside_while_it_grows() -> None:
+@pytest.mark.parametrize("added", [ELEMENTS[100:110], NOTHING], ids=["added", "nothing"])
+def test_a_corrected_view_stays_as_it_is(added: list[Element]) -> None:
     index = index_of(ELEMENTS[:100])
-    view = View(index, HEADER.key()).apart(aside(ELEMENTS[100:110]), aside(NOTHING))
-    for some in (ELEMENTS[110:115], ELEMENTS[115:]):
-        insert(index, some)
-        view.refresh()
-        held = ELEMENTS[: 100 + 10 + len(index) - 100]
-        assert len(view) == len(held)
-        assert view.total() == view_of(held).total()
-        assert told(view, held) == (set(), set())
+    view = View(index, HEADER.key()).corrected(aside(added), aside(ELEMENTS[:5]))
+    insert(index, ELEMENTS[90:120])
+    held = ELEMENTS[5:100] + added
+    assert view.total() == view_of(held).total()
+    assert told(view, held) == (set(), set())
+    # The added elements have come by now: a view that grew would count them twice.
+    for change in (view.refresh, lambda: view.under(SessionKey(bytes(16)))):
+        with pytest.raises(LocalProtocolError):
+            change()
 
 
 def test_an_index_tells_which_elements_it_holds() -> None:

@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from recon.checkpoint import read_checkpoint, write_checkpoint
-from recon.elements import WHOLE
 from recon.errors import LocalProtocolError
 from recon.index import RangeIndex
 from recon.view import View
 from tests.recon.test_sync import crowd
-from tests.support.recon_talk import HEADER, index_of, insert
+from tests.support.recon_talk import HEADER, index_of, insert, summary_of
 
 
 def everything(index: RangeIndex) -> tuple[bytes, int]:
-    return View(index, HEADER.key()).summary(WHOLE)
+    return summary_of(View(index, HEADER.key()))
 
 
 @pytest.mark.parametrize("head_bytes", [1, 32])
@@ -44,7 +43,7 @@ def test_groups_survive(tmp_path: Path) -> None:
     assert read is not None
     for groups in ([7], [9], [7, 9], [8]):
         views = [View(i, HEADER.key(), groups) for i in (index, read.index)]
-        assert views[0].summary(WHOLE) == views[1].summary(WHOLE)
+        assert summary_of(views[0]) == summary_of(views[1])
 
 
 def test_any_flipped_bit_any_cut_and_any_addition_is_noticed(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recon.agreement import SessionKey
 from recon.elements import WHOLE, OrderWindow
 from recon.errors import LocalProtocolError
 from recon.index import SCAN_ROWS_MAX, RangeIndex
-from recon.session import SessionKey
 from recon.view import View, ViewCache
 from tests.recon.test_sync import ELEMENTS, crowd
-from tests.support.recon_talk import HEADER, Element, columns_of, insert, set_of
+from tests.support.recon_talk import HEADER, Element, columns_of, insert, set_of, summary_of
 
 KEY = HEADER.key()
 
@@ -47,14 +47,14 @@ def test_inserting_counts_what_is_new_and_views_hold_their_groups(
     late = View(index, KEY, groups, window)
     assert len(early) == len(late) == len(wanted)
     assert set_of(*early.elements(WHOLE)) == set_of(*late.elements(WHOLE)) == wanted
-    assert early.summary(WHOLE) == late.summary(WHOLE)
+    assert summary_of(early) == summary_of(late)
 
 
 def test_another_key_gives_other_hashes_and_short_ids() -> None:
     index = RangeIndex()
     insert(index, crowd(1, 50, 50))
     views = [View(index, SessionKey(raw)) for raw in (b"a" * 16, b"b" * 16)]
-    assert views[0].summary(WHOLE) != views[1].summary(WHOLE)
+    assert summary_of(views[0]) != summary_of(views[1])
     columns = columns_of(crowd(1, 50, 50))
     assert not (views[0].short_ids(*columns) == views[1].short_ids(*columns)).all(axis=1).any()
 
@@ -64,7 +64,7 @@ def test_the_order_is_part_of_what_is_hashed() -> None:
     for order in (0, 1, 256, 2**63):
         index = RangeIndex()
         insert(index, [(order, b"x" * 32)])
-        summaries.add(View(index, KEY).summary(WHOLE))
+        summaries.add(summary_of(View(index, KEY)))
     assert len(summaries) == 4
 
 
@@ -137,7 +137,7 @@ def test_a_view_of_an_earlier_one_under_another_key_equals_a_view_of_its_own(
         shared, alone = earlier.under(key), View(index, key, groups, window)
         shared.refresh()
         assert set_of(*shared.elements(WHOLE)) == set_of(*alone.elements(WHOLE))
-        assert shared.summary(WHOLE) == alone.summary(WHOLE)
+        assert summary_of(shared) == summary_of(alone)
         assert shared.total() == alone.total()
         earlier = shared
 

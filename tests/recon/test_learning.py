@@ -11,7 +11,7 @@ import pytest
 from recon.codec import SPLIT, pack_bounds, pack_counts, pack_pairs_of_bits, pack_varints
 from recon.elements import RangeColumns
 from recon.events import Expired, Fault, Need
-from recon.initiator import Initiator, Options
+from recon.initiator import Initiator
 from recon.learning import Asked, Learning
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.view import View
@@ -78,7 +78,7 @@ def test_an_answer_beyond_the_budget_is_not_read() -> None:
 
 def test_what_was_in_flight_when_a_session_ended_tells_nothing() -> None:
     elements = [(order, bytes([order]) * 32) for order in range(200)]
-    initiator = Initiator(view_of(elements), HEADER, options=Options(ranges_per_request=1))
+    initiator = Initiator(view_of(elements), HEADER, limits=replace(DEFAULT_LIMITS, ranges_max=1))
     first, second = initiator.next_request(), initiator.next_request()
     assert first is not None
     assert second is not None

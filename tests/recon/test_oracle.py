@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from recon.elements import Bound, Range
 from tests.recon.oracle import Element, Oracle, differences
 from tests.recon.test_sync import ELEMENTS, crowd
-from tests.support.recon_talk import reconcile, set_of, view_of
+from tests.support.recon_talk import reconcile, set_of, summary_of, view_of
 
 
 @settings(deadline=None, max_examples=80)
@@ -30,5 +30,5 @@ def test_any_range_of_a_view_holds_what_the_oracle_says_and_equal_sets_have_equa
         span = Range(lower, upper)
         edges = ((low[0], low[1][:8]), (high[0], high[1][:8]))
         assert set_of(*view.elements(span)) == set(oracle.slice(edges))
-        assert view.summary(span) == other.summary(span)
-        assert view.summary(span)[1] == oracle.summary(edges)[1]
+        assert summary_of(view, span) == summary_of(other, span)
+        assert summary_of(view, span)[1] == oracle.summary(edges)[1]

@@ -52,7 +52,7 @@ def test_a_view_with_elements_set_apart_is_the_view_of_that_set(
 ) -> None:
     added, removed = added - held, removed & held
     base = view_of(sorted(held), batch)
-    apart = base.apart(columns(added), columns(removed))
+    apart = base.corrected(columns(added), columns(removed))
     wanted = view_of(sorted((held | added) - removed))
     assert apart.total() == base.total([columns(added)], [columns(removed)]) == wanted.total()
     assert len(base) == len(held)

@@ -8,6 +8,7 @@ from typing import Any
 import blake3
 import pytest
 
+from recon.agreement import decode_interest
 from recon.codec import COUNT, EQUAL, LIST, SPLIT
 from recon.elements import order_of_lamport
 from recon.errors import RemoteProtocolError
@@ -15,7 +16,6 @@ from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
 from recon.initiator import Initiator, Options
 from recon.responder import respond
-from recon.session import decode_interest
 from recon.view import View
 from sdstore.sds.codec import decode
 from sdstore.sds.model import claim_id, entry_digest

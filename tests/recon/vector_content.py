@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recon.agreement import Interest, SessionHeader, interest_hash
 from recon.codec import pack_counts, pack_ranges
 from recon.elements import (
     END,
@@ -18,7 +19,6 @@ from recon.elements import (
 )
 from recon.limits import PROTOCOL_VERSION
 from recon.responder import respond
-from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message, claim_id, entry_digest

@@ -6,7 +6,7 @@ from typing import Any
 
 import blake3
 
-from recon.session import Interest, SessionHeader, responder_nonce
+from recon.agreement import Interest, SessionHeader, responder_nonce
 from recon.view import View
 from tests.support.recon_talk import Element, index_of
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from recon.agreement import Interest, interest_hash
 from recon.codec import (
     implied_counts,
     pack_bounds,
@@ -19,8 +20,7 @@ from recon.codec import (
     pack_varints,
     part_sizes,
 )
-from recon.hashing import ElementHasher, short_ids_of, summary_hash
-from recon.session import Interest, interest_hash
+from recon.hashing import ElementHasher, short_ids_of, summary_hashes
 from tests.recon.vector_content import content, refused_items
 from tests.recon.vector_news import news
 from tests.recon.vector_refusals import refused_interests, refused_requests, refused_responses
@@ -83,8 +83,9 @@ def hashes() -> dict[str, Any]:
             orders.tolist(), ids, low.tolist(), high.tolist(), short_ids_of(low), strict=True
         )
     ]
-    sums = (sum(lane.tolist()) % 2**64 for lane in (low, high))
-    return {"elements": rows, "count": len(rows), "hash": summary_hash(*sums, len(rows)).hex()}
+    sums = (lane.sum(keepdims=True, dtype=np.uint64) for lane in (low, high))
+    whole = summary_hashes(*sums, np.array([len(rows)]))
+    return {"elements": rows, "count": len(rows), "hash": whole.tobytes().hex()}
 
 
 def columns() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from app.recon.replica import NodeReplica
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.node import Node
 from app.server.settings import Settings
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
 from sdstore.sync import driver

@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from recon.agreement import SessionHeader
 from recon.elements import Bound, bound_bytes
 from recon.fetch import read_fetch
 from recon.initiator import Initiator
 from recon.limits import FRAME_BYTES_MIN, PARTS_MAX, PROTOCOL_VERSION, Limits
-from recon.session import SessionHeader
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, Ranges, ReconRequest, ReconResponse
 from tests.support.recon_session import Element, HonestPeer, Reply, view_of

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from blake3 import blake3
 
-from recon.elements import U8, U64, Bound, Mask, bound_bytes
-from recon.fetch import Found, read_fetch, resolve
-from recon.index import RangeIndex
-from recon.limits import PROTOCOL_VERSION
-from recon.marks import NEWS_MAX, Arrived, Moment, Numbers, is_mark_of, mark_of, numbers_of, view_of
-from recon.responder import respond
-from recon.session import (
+from recon.agreement import (
     Interest,
     SessionKey,
     decode_interest,
     derive_session_key,
     interest_hash,
 )
+from recon.elements import U8, U64, Bound, Mask, bound_bytes
+from recon.fetch import Found, read_fetch, resolve
+from recon.index import RangeIndex
+from recon.limits import PROTOCOL_VERSION
+from recon.marks import NEWS_MAX, Arrived, Moment, Numbers, is_mark_of, mark_of, numbers_of, view_of
+from recon.responder import respond
 from recon.view import View
 from sdstore.sync.memory import Element, columns
 from sdstore.sync.steps import LostPage, Prepared, Stored
@@ -314,7 +314,7 @@ class MemoryPeer:
             return None
         if since is None:
             assert later is not None
-            return whole.apart(later.columns().take(slice(0)), later.columns())
+            return whole.corrected(later.columns().take(slice(0)), later.columns())
         last = numbers_of(request.up_to, self._replica.secret, mutual.encode())
         if last is not None:
             since = since.up_to(last)

@@ -14,15 +14,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recon.agreement import SessionHeader
 from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
-from recon.events import Busy, Done, Event, Expired, Fault, Have, Need, Unsupported
+from recon.events import Busy, Event, Expired, Fault, Have, Need, Unsupported
 from recon.fetch import Batch, FetchQueue, pack_fetch, read_fetch, resolve
 from recon.index import RangeIndex
 from recon.initiator import Initiator, OutgoingRequest
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION, Limits
 from recon.responder import respond
-from recon.session import SessionHeader
 from recon.view import View
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
@@ -108,7 +108,7 @@ class Outcome:
     accepted: set[Element] = field(default_factory=set)
     refused: set[Element] = field(default_factory=set)
     needs: list[Need] = field(default_factory=list)
-    end: Done | Fault | Expired | Busy | Unsupported | None = None
+    end: Fault | Expired | Busy | Unsupported | None = None  # None: complete
     rounds: int = 0  # requests of the initiator
     fetches: int = 0  # requests with a fetch in them
     bytes: int = 0  # of summaries and lists, both ways
@@ -152,8 +152,7 @@ class Session:
         return self.outcome
 
     def _ended(self) -> bool:
-        failed = isinstance(self.outcome.end, Fault | Expired | Busy | Unsupported)
-        return failed or (self.initiator.done and not self.fetch_queue)
+        return self.outcome.end is not None or (self.initiator.done and not self.fetch_queue)
 
     def _ask(self) -> list[OutgoingRequest] | list[None]:
         """Requests in the order in which they will be answered; [None]: one for content alone."""
@@ -199,7 +198,7 @@ class Session:
             case Need():
                 self.outcome.needs.append(event)
                 self.fetch_queue.add(event)
-            case Done() | Fault() | Expired() | Busy() | Unsupported():
+            case Fault() | Expired() | Busy() | Unsupported():
                 self.outcome.end = event
 
     def _collect(self, batch: Batch, response: ReconResponse, arrived: tuple[Element, ...]) -> None:

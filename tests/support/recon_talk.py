@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from recon.elements import ALL_ORDERS, Bound, OrderWindow, bound_bytes
-from recon.events import Done, Event, Fault, Have, Need
+from recon.agreement import SessionHeader
+from recon.elements import ALL_ORDERS, WHOLE, Bound, OrderWindow, Range, RangeColumns, bound_bytes
+from recon.events import Busy, Event, Expired, Fault, Have, Need, Unsupported
 from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
 from recon.index import RangeIndex
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS, Limits
 from recon.responder import respond
-from recon.session import SessionHeader
 from recon.view import View
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Total
 
@@ -69,17 +69,25 @@ class Outcome:
     requests: int = 0
     bytes: int = 0
     longest: int = 0
+    is_over: bool = False
 
     @property
     def done(self) -> bool:
         """Whether the session ended well."""
-        return bool(self.events) and isinstance(self.events[-1], Done)
+        ended_by = self.events[-1] if self.events else None
+        return self.is_over and not isinstance(ended_by, Fault | Expired | Busy | Unsupported)
 
     @property
     def fault(self) -> str | None:
         """The code of the fault that ended it."""
         last = self.events[-1] if self.events else None
         return last.error.code if isinstance(last, Fault) else None
+
+
+def summary_of(view: View, span: Range = WHOLE) -> tuple[bytes, int]:
+    """(hash, count) of a range."""
+    hashes, counts = view.summaries(view.locate(RangeColumns.of(span)))
+    return hashes[0].tobytes(), int(counts[0])
 
 
 def honest(view: View, limits: Limits = DEFAULT_LIMITS) -> Responder:
@@ -116,6 +124,7 @@ def converse(
         for request_id, reply in reversed(round_):
             out.events += initiator.receive(request_id, ReconResponse.FromString(reply))
         between()
+    out.is_over = True
     return out
 
 

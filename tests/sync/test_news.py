@@ -16,7 +16,7 @@ import sdstore.sync.comparison as comparison_module
 import sdstore.sync.content as content_module
 import sdstore.sync.proof as proof_module
 import sdstore.sync.session as session_module
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.sync.driver import sync_with_peer

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from recon.agreement import Interest
 from recon.limits import ID_BYTES
-from recon.session import Interest
 from sdstore.sync.driver import sync_with_peer
 from sdstore.sync.memory import RETRY_FACTOR, RETRY_S_MIN, PeerMemory
 from sdstore.sync.report import Progress, SyncCode, SyncError, SyncOutcome, SyncReport

@@ -9,7 +9,7 @@ import httpx
 
 from app.federation.peer import Peer, divergence_of
 from app.server.node import Node
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.sync.report import SyncOutcome
 from tests.support.federation import (
     InProcessPeer,

@@ -15,9 +15,9 @@ from app.federation import interests as interests_module
 from app.federation.interests import InterestOrigin
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
+from recon.agreement import Interest
 from recon.elements import order_of_lamport
 from recon.limits import INTEREST_NAMES_MAX
-from recon.session import Interest
 from sdstore.sync.report import SyncCode, SyncError, SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (

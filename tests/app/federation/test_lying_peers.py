@@ -13,11 +13,11 @@ import pytest
 import sdstore.sync.comparison as comparison_module
 from app.errors import Code, Problem
 from app.server.node import Node
+from recon.agreement import Interest, SessionHeader
 from recon.elements import Bound, bound_bytes, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.responder import respond
-from recon.session import Interest, SessionHeader
 from recon.view import View
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Message, claim_id, entry_digest

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from app.server.node import Node
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.sync.report import SyncOutcome, SyncReport
 from tests.support.federation import (
     InProcessPeer,

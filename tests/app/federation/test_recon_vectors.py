@@ -13,12 +13,12 @@ from app.entries import Entry
 from app.federation import interests
 from app.recon import endpoint as recon_endpoint
 from app.store.lookups import Lookups
+from recon.agreement import Interest
 from recon.errors import RemoteProtocolError
 from recon.events import Need
 from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
 from recon.initiator import Initiator
-from recon.session import Interest
 from recon.view import View
 from sdstore.sds.model import entry_digest
 from sdstore.sync.content import Books, Inbox, Shared, names_in

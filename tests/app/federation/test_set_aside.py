@@ -18,7 +18,7 @@ import sdstore.sync.memory as memory_module
 import sdstore.sync.session as session_module
 from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.node import Node
-from recon.session import Interest
+from recon.agreement import Interest
 from sdstore.sds.model import Message, entry_digest
 from sdstore.sync.memory import SET_ASIDE_MAX, Aside, AsideElement, LackedBy, SetAside
 from sdstore.sync.report import SyncOutcome, SyncReport

@@ -18,10 +18,10 @@ import pytest
 
 from app.access.callers import EVERY_SCOPE, Caller, Scope
 from app.server.limits import DEFAULT_LIMITS
+from recon.agreement import Interest, SessionHeader, interest_hash
 from recon.elements import WHOLE
 from recon.events import Need
 from recon.fetch import pack_fetch
-from recon.session import Interest, SessionHeader, interest_hash
 from sdstore import mvds
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message, entry_digest

@@ -15,6 +15,7 @@ from app.access.callers import Scope
 from app.access.tokens import TokenFile
 from app.recon.index import VIEW_COST_MIN
 from app.server.limits import DEFAULT_LIMITS
+from recon.agreement import Interest, SessionHeader, interest_hash
 from recon.elements import WHOLE
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch
@@ -22,7 +23,6 @@ from recon.index import RangeIndex
 from recon.initiator import hello_request
 from recon.limits import PROTOCOL_VERSION
 from recon.marks import MARK_BYTES_MAX
-from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Message, entry_digest

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.elements import OrderWindow, order_of_lamport
-from recon.errors import LocalProtocolError, RemoteProtocolError
-from recon.session import (
+from recon.agreement import (
     Interest,
     SessionHeader,
     decode_interest,
@@ -19,6 +17,8 @@ from recon.session import (
     nonce_is_fresh,
     responder_nonce,
 )
+from recon.elements import OrderWindow, order_of_lamport
+from recon.errors import LocalProtocolError, RemoteProtocolError
 
 NAMES = st.frozensets(st.text("ab/", max_size=4), max_size=4)
 LAMPORTS = st.none() | st.integers(-(2**63), 2**63 - 1)
