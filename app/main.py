@@ -1,6 +1,6 @@
 """The node as an ordinary FastAPI application.
 
-`uvicorn --factory app.main:create_app` serves one with the settings of the environment. Any ASGI server does.
+`uvicorn --factory sdstore.server:create_app` serves one with the settings of the environment. Any ASGI server does.
 The bounds on connections, slow clients and headers are those of the server that `sdstore serve` starts; behind
 another server they are that server's.
 """

@@ -162,7 +162,7 @@ class Node:
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "app.cli.main", "serve", "--port", str(self.port), "--json",
+                sys.executable, "-m", "sdstore", "serve", "--port", str(self.port), "--json",
                 "--data-dir", str(self._folder), "--log-level", "error",
             ],
             stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from app.ingest.policy import ACCEPT, Candidate, Verdict, Way, quarantine, refuse
+from sdstore.policy import ACCEPT, Candidate, Verdict, Way, quarantine, refuse
 
 WORDS = (b"casino", b"lottery")
 CONTENT_BYTES_MAX = 16_384
@@ -28,7 +28,7 @@ class Moderation:
         self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def __call__(self, candidate: Candidate) -> Verdict:
-        """See `app.ingest.policy.Policy`."""
+        """See `sdstore.policy.Policy`."""
         content = candidate.message.content or b""
         if len(content) > CONTENT_BYTES_MAX:
             return refuse("too_long", f"{len(content)} bytes, at most {CONTENT_BYTES_MAX}")

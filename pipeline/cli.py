@@ -38,6 +38,7 @@ from pipeline.manifest import (
     prune_snapshots,
     require_free,
 )
+from sdstore.errors import how_to_install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -403,10 +404,7 @@ def faults_told() -> Iterator[None]:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
     except ImportError as error:
-        detail = (
-            "snapshots need Spark, which is not installed: run `make setup`, "
-            f"or install this package with its extra `spark` ({error})"
-        )
+        detail = f"snapshots need Spark ({error}); {how_to_install('spark')}"
         raise CliError(Exit.LOCAL_FAULT, "spark_missing", detail) from None
     try:
         with snapshot_faults_told():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import NoReturn
+
+from sdstore.errors import MissingExtraError, extra
 
 EXIT_CODE = 130
 """128 + SIGINT, as in shells."""
@@ -69,37 +70,24 @@ gc.set_threshold(50_000)
 def main() -> NoReturn:
     """The console script."""
     # A verb reports its errors itself, once; only `serve` logs.
-    logging.getLogger("app").addHandler(logging.NullHandler())
+    logging.getLogger(__name__.removesuffix(".cli.main")).addHandler(logging.NullHandler())
     try:
-        with loading():
-            from app.cli.program import run  # noqa: PLC0415 - see above
-
-        if isinstance(sys.stdout, TextIOWrapper):
-            # File names may hold any bytes; the escape is valid in JSON, too.
-            sys.stdout.reconfigure(errors="backslashreplace")
-        code = run(sys.argv[1:])
+        with extra("server"):
+            code = _run()
     except KeyboardInterrupt:
         code = EXIT_CODE
-    except ModuleNotFoundError as error:
-        if not _is_of_extra(error.name or ""):
-            raise
+    except MissingExtraError as error:
         # Without its packages there is neither `print_error` nor `Exit`.
-        sys.stderr.write(
-            f"sdstore: server_missing: {error}; the command line needs the extra `server`: "
-            "pip install 'sdstore[server]', in a checkout '.[server]'\n"
-        )
+        sys.stderr.write(f"sdstore: server_missing: {error}\n")
         code = 6
     sys.exit(code)
 
 
-def _is_of_extra(module: str) -> bool:
-    """Whether a module belongs to a package of the extra `server`."""
-    from importlib.metadata import requires  # noqa: PLC0415 - for this error only
+def _run() -> int:
+    with loading():
+        from app.cli.program import run  # noqa: PLC0415 - takes long
 
-    name = re.escape(module.partition(".")[0].replace("_", "-"))
-    pattern = re.compile(rf"{name}\b(?!-).*; .*extra == 'server'")
-    return any(map(pattern.match, requires("sdstore") or ()))
-
-
-if __name__ == "__main__":
-    main()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # File names may hold any bytes; the escape is valid in JSON, too.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return run(sys.argv[1:])

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -23,9 +23,6 @@ from app.cli.options import CaPath, TokenPath, access
 from app.cli.output import CliError, Exit, exit_of, print_error
 from app.errors import Problem, SettingsError
 from sdstore.client.errors import StoreError
-
-PLUGIN_GROUP = "sdstore.verbs"
-"""Entry points of packages that add verbs: name of the verb = module with a Typer `verbs`."""
 
 COMPLETION_VARIABLE = "_SDSTORE_COMPLETE"
 """Set by the script of `--show-completion` when the shell asks for completions."""
@@ -59,7 +56,12 @@ MODULES = {
     "demo": "app.demo.run",
     "openapi": "app.cli.serve",
     "version": "app.cli.serve",
+    "snapshot": "pipeline.cli",
 }
+"""The verbs, and the modules that have them as a Typer `verbs`."""
+
+TOP = __name__.removesuffix("app.cli.program")
+"""What precedes the names of packages: nothing in a checkout, `sdstore.` in a wheel (hatch_build.py)."""
 
 
 class LazyGroup(TyperGroup):
@@ -67,18 +69,14 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """The names of all verbs."""
-        return [*MODULES, *sorted({each.name for each in entry_points(group=PLUGIN_GROUP)})]
+        return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """The verb of this name, or None."""
-        module_name = MODULES.get(cmd_name)
-        if module_name is None:
-            plugins = entry_points(group=PLUGIN_GROUP, name=cmd_name)
-            module_name = next((each.module for each in plugins), None)
-        if module_name is None:
+        if cmd_name not in MODULES:
             return None
         with loading():
-            module = import_module(module_name)
+            module = import_module(TOP + MODULES[cmd_name])
         return _unwrapped(typer.main.get_group(module.verbs).commands.get(cmd_name))
 
 

@@ -68,7 +68,7 @@ def conversation(count: int, seed: int) -> list[PublishItem]:
 
 def real_frames() -> list[PublishItem]:
     """Frames that js-waku, nim-sds and the official schemas wrote."""
-    raw = files("app.demo").joinpath("frames.ldp").read_bytes()
+    raw = files(__package__).joinpath("frames.ldp").read_bytes()
     stream = io.BufferedReader(io.BytesIO(raw))
     frames = DelimitedReader(stream, DEFAULT_LIMITS.frame_bytes_max)
     return [PublishItem(frame) for frame in frames if isinstance(frame, bytes)]
@@ -137,7 +137,7 @@ def running_node(data_dir: Path, *flags: str) -> Iterator[str]:
     """Start a node over `data_dir` and stop it at the end; its URL."""
     process = subprocess.Popen(  # noqa: S603 - this program itself
         [
-            *(sys.executable, "-m", "app.cli.main", "serve", "--json", "--until-eof"),
+            *(sys.executable, "-m", "sdstore", "serve", "--json", "--until-eof"),
             *("--port", "0", "--data-dir", str(data_dir), "--log-level", "warning", *flags),
         ],
         # Closed when this process ends, however it ends: the node goes with it.

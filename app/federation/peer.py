@@ -31,7 +31,7 @@ from recon.marks import numbers_of
 from sdstore.sync.memory import Baseline, LackedBy, PeerMemory, unpack_elements
 from sdstore.sync.report import NOTHING_SHARED, SyncOutcome, SyncReport
 
-_log = logging.getLogger("app.federation.peers")  # as in the log filters of operators
+_log = logging.getLogger(__name__)
 
 
 def _now_ms() -> int:

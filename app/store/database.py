@@ -35,6 +35,8 @@ from sqlalchemy import (
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.types import TypeEngine
 
+from sdstore.errors import how_to_install
+
 # ---- why a store could not be opened
 
 
@@ -65,8 +67,7 @@ class StoreBusyError(StoreError):
 def missing_driver(error: ImportError) -> UnsupportedDatabaseError:
     """The error if the packages of the extra `postgres` are not installed."""
     return UnsupportedDatabaseError(
-        "PostgreSQL needs its driver, psycopg, which is not installed: run `make setup`, or install "
-        f"this package with its extra `postgres` ({error})"
+        f"PostgreSQL needs its driver, psycopg ({error}); {how_to_install('postgres')}"
     )
 
 

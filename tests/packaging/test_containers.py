@@ -60,7 +60,10 @@ def test_every_copied_path_reaches_the_build() -> None:
         line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
     }
     needed = {"app", "recon", "sdstore", "pipeline", "proto", "migrations", "README.md"}
-    assert needed | {"pyproject.toml", "LICENSE", "requirements/server.lock"} == let_in
+    assert (
+        needed | {"hatch_build.py", "pyproject.toml", "LICENSE", "requirements/server.lock"}
+        == let_in
+    )
     assert all((ROOT / path).exists() for path in let_in)
 
 

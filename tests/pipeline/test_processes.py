@@ -42,7 +42,7 @@ def start(folder: Path, *arguments: str, master: str | None = None) -> subproces
     """A verb of `sdstore snapshot` as a process of its own."""
     flags = [] if master is None else ["--master", master]
     return subprocess.Popen(
-        [sys.executable, "-m", "app.cli.main", "snapshot", *arguments, *flags],
+        [sys.executable, "-m", "sdstore", "snapshot", *arguments, *flags],
         env=cluster_environment(folder),
         cwd=folder,
         stdout=subprocess.PIPE,

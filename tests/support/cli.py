@@ -53,7 +53,7 @@ def cli(*arguments: object, stdin: bytes = b"") -> Result:
 
 def command(*arguments: object) -> list[str]:
     """`sdstore ARGUMENTS` as a process's command line."""
-    return [sys.executable, "-m", "app.cli.main", *map(str, arguments)]
+    return [sys.executable, "-m", "sdstore", *map(str, arguments)]
 
 
 def process(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:

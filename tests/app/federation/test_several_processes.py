@@ -162,7 +162,7 @@ def test_a_peer_of_one_hosts_settings_is_known_to_the_other_and_held_by_the_firs
             refused = one.http.delete(f"/v1/peers/{peers_of(one)[DEAD]['id']}")
             assert (refused.status_code, refused.json()["code"]) == (400, "invalid_parameter")
             assert "remove it from them" in refused.json()["detail"]
-        with caplog.at_level(logging.WARNING, "app.federation.peers"):
+        with caplog.at_level(logging.WARNING, "app.federation"):
             caplog.clear()
             assert peers_of(one) == {}
             assert any(f"peer {DEAD} is no longer listed" in each for each in caplog.messages)

@@ -98,7 +98,7 @@ def test_a_fault_of_this_node_is_logged_once_and_leaves_the_peers_state(
     fault = SyncReport.of_error(
         Problem(Code.TOKENS_UNAVAILABLE, "b.token does not contain a token")
     )
-    caplog.set_level("INFO", "app.federation.peers")
+    caplog.set_level("INFO", "app.federation")
     for report in (fault, fault, REPORT, fault, REPORT, REPORT):
         peer.learn(report)
     said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
