@@ -19,7 +19,6 @@ from app.server.limits import DEFAULT_LIMITS as NODE_LIMITS
 from bench.table import publish
 from recon.agreement import Interest, SessionKey, decode_interest
 from recon.codec import Asks, pack_asks, pack_counts, pack_ranges
-from recon.cuts import bounds_at
 from recon.elements import ALL_ORDERS, I64, U64, RangeColumns
 from recon.fetch import Found, read_fetch, resolve
 from recon.index import RangeIndex
@@ -32,7 +31,7 @@ from recon.limits import (
     PHASE_NONE,
     PROTOCOL_VERSION,
 )
-from recon.responder import respond
+from recon.responder import bounds_at, respond
 from recon.view import View
 from sdstore.wire.recon_pb2 import Fetch, ReconRequest
 

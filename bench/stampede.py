@@ -38,8 +38,7 @@ from bench.scratch import in_scratch
 from bench.table import publish
 from recon.agreement import Interest, SessionKey
 from recon.elements import U8, U64, Mask, heads_of, order_of_lamport
-from recon.index import RangeIndex
-from recon.store import Columns, element_sequence
+from recon.index import Columns, RangeIndex, element_sequence
 from recon.view import View
 from sdstore.client.errors import StoreError, error_of_reply
 from sdstore.client.exchange import Retry

@@ -22,9 +22,8 @@ import numpy as np
 
 from recon.elements import U8, U32, U64, heads_of
 from recon.errors import LocalProtocolError
-from recon.index import RangeIndex
+from recon.index import Columns, RangeIndex, Snapshot, element_sequence
 from recon.limits import ID_BYTES
-from recon.store import Columns, Snapshot, element_sequence
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

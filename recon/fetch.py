@@ -32,8 +32,8 @@ from recon.elements import END, I64, U8, U64, Bound, Mask, Range, RangeColumns, 
 from recon.errors import RemoteProtocolError
 from recon.events import Need
 from recon.hashing import contains, names_in_ranges, names_of, names_of_short_ids
+from recon.index import element_sequence
 from recon.limits import DEFAULT_LIMITS, SHORT_ID_BYTES, Limits
-from recon.store import element_sequence
 from recon.view import Places, View
 from sdstore.wire.recon_pb2 import Fetch
 

@@ -38,12 +38,8 @@ from recon.events import (
     Event,
     Expired,
     Fault,
-    Progress,
-    RangeState,
     Stated,
-    Stretch,
     Unsupported,
-    measure,
 )
 from recon.learning import NO_ORDERS, Asked, Learning
 from recon.limits import (
@@ -56,11 +52,10 @@ from recon.limits import (
     PHASE_MAX,
     PROTOCOL_VERSION,
     SHORT_ID_BYTES,
-    Budget,
     Limits,
 )
 from recon.view import View
-from recon.worklist import Work, opening_work
+from recon.worklist import Progress, RangeState, Stretch, Work, measure, opening_work
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
@@ -79,6 +74,42 @@ class Options:
     parts: int = 16  # of a split in the first answer; later ones are planned
     list_max: int = 16  # a range of that many elements is listed instead of split
     uncut_max: int = 0  # a set of that many elements is compared as one range
+
+
+class Budget:
+    """Counts requests, bytes both ways and content, so that a session ends whatever the peer does.
+
+    Bytes and seconds grow with the content that was transferred, so an honest large sync is never
+    cut; and with our own set, because even an honest peer makes us name our own elements.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._credit_bytes = 0
+        self.requests = 0
+        self.bytes = 0
+
+    def credit(self, content_bytes: int) -> None:
+        """Count content that arrived, or that the peer took."""
+        self._credit_bytes += content_bytes
+
+    def check(self, own_count: int, elapsed_s: float) -> None:
+        """Raise `RemoteProtocolError` if any of the budgets is spent."""
+        limits = self._limits
+        bytes_max = limits.bytes_base + limits.bytes_per_element * own_count
+        bytes_max += limits.bytes_per_credit * self._credit_bytes
+        if self.bytes > bytes_max:
+            raise RemoteProtocolError("budget_bytes", f"{self.bytes} bytes of at most {bytes_max}")
+        if self.requests > limits.requests_max:
+            raise RemoteProtocolError(
+                "budget_requests", f"{self.requests} requests of at most {limits.requests_max}"
+            )
+        seconds_max = limits.seconds_base
+        seconds_max += limits.seconds_per_credit_mib * self._credit_bytes / (1 << 20)
+        if elapsed_s > seconds_max:
+            raise RemoteProtocolError(
+                "budget_seconds", f"{elapsed_s:.0f} s of at most {seconds_max:.0f} s"
+            )
 
 
 class OutgoingRequest(NamedTuple):

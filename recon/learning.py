@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from recon.codec import COUNT, EQUAL, LIST, SPLIT, Reply, Tiles, tile, unpack_reply
-from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.elements import F64, I64, U8, U64, Mask, RangeColumns
 from recon.errors import RemoteProtocolError
-from recon.events import Event, Have, Need, NotThere, RangeState, Stretch
+from recon.events import Event, Have, Need, NotThere
 from recon.hashing import (
     contains,
     names_in_ranges,
@@ -27,9 +26,19 @@ from recon.hashing import (
     short_ids_of,
 )
 from recon.limits import LIST_COUNT_MAX
-from recon.responder import decide
+from recon.responder import choose_cuts, cuts_of_each, decide, summarise_parts, take_cuts
 from recon.view import Places, View
-from recon.worklist import SMALL_COUNT, Plan, Work, choose, differences, join_lists, join_ranges
+from recon.worklist import (
+    SMALL_COUNT,
+    Plan,
+    RangeState,
+    Stretch,
+    Work,
+    choose,
+    differences,
+    join_lists,
+    join_ranges,
+)
 from sdstore.wire.recon_pb2 import Answers
 
 CHUNK_IDS = 1 << 14  # short ids compared at a time: sorting stays inside the cache

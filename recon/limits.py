@@ -1,4 +1,4 @@
-"""The sizes of the protocol, the bounds of a session, and the budget that enforces them.
+"""The sizes of the protocol and the bounds of a session.
 
 Each number has its unit and its reason. Numbers that only tune this side are beside the code that
 uses them; those of negentropy are in its folder.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recon.errors import LocalProtocolError, RemoteProtocolError
+from recon.errors import LocalProtocolError
 
 PROTOCOL_VERSION = 3
 NONCE_BYTES = 16  # 128 bits: never repeats by accident
@@ -63,42 +63,3 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-
-
-# ---- the budget of a session
-
-
-class Budget:
-    """Counts requests, bytes both ways and content, so that a session ends whatever the peer does.
-
-    Bytes and seconds grow with the content that was transferred, so an honest large sync is never
-    cut; and with our own set, because even an honest peer makes us name our own elements.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._credit_bytes = 0
-        self.requests = 0
-        self.bytes = 0
-
-    def credit(self, content_bytes: int) -> None:
-        """Count content that arrived, or that the peer took."""
-        self._credit_bytes += content_bytes
-
-    def check(self, own_count: int, elapsed_s: float) -> None:
-        """Raise `RemoteProtocolError` if any of the budgets is spent."""
-        limits = self._limits
-        bytes_max = limits.bytes_base + limits.bytes_per_element * own_count
-        bytes_max += limits.bytes_per_credit * self._credit_bytes
-        if self.bytes > bytes_max:
-            raise RemoteProtocolError("budget_bytes", f"{self.bytes} bytes of at most {bytes_max}")
-        if self.requests > limits.requests_max:
-            raise RemoteProtocolError(
-                "budget_requests", f"{self.requests} requests of at most {limits.requests_max}"
-            )
-        seconds_max = limits.seconds_base
-        seconds_max += limits.seconds_per_credit_mib * self._credit_bytes / (1 << 20)
-        if elapsed_s > seconds_max:
-            raise RemoteProtocolError(
-                "budget_seconds", f"{elapsed_s:.0f} s of at most {seconds_max:.0f} s"
-            )

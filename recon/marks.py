@@ -23,9 +23,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from recon.agreement import SessionKey
 from recon.elements import I64, U8, U64, Mask
-from recon.index import RangeIndex
+from recon.index import Columns, RangeIndex
 from recon.limits import ID_BYTES
-from recon.store import Columns
 from recon.view import View
 
 MARK_BYTES = 24  # of this implementation's marks: a forger has one try in 2^96

@@ -30,9 +30,17 @@ from recon.elements import (
 )
 from recon.errors import LocalProtocolError
 from recon.hashing import ElementHasher, Total, short_ids_of, summary_hashes
-from recon.index import RangeIndex
+from recon.index import (
+    EMPTY_RUN,
+    Columns,
+    RangeIndex,
+    Run,
+    element_sequence,
+    merge_runs,
+    prefix_sums,
+    push_run,
+)
 from recon.limits import ID_BYTES, VIEW_BYTES, VIEW_ELEMENT_BYTES, VIEW_GROUP_BYTES
-from recon.store import EMPTY_RUN, Columns, Run, element_sequence, merge_runs, prefix_sums, push_run
 
 _BUILD_CHUNK = 1 << 14  # elements gathered at a time: 512 KiB of ids
 _WORD = (1 << 64) - 1

@@ -1,4 +1,4 @@
-"""The initiator's work list: which ranges it asks about, and how.
+"""The initiator's work list: which ranges it asks about, and how; and the progress, by its ranges.
 
 **The first message** is skewed towards what is likely to be new. Two nodes that meet often differ at
 the newest end, or among what one of them received since they last met. So the newest elements are
@@ -16,16 +16,18 @@ to their number.) Wrong guesses cost bytes, never correctness.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-from recon.cuts import bounds_at
 from recon.elements import END, F64, I64, START, U8, WHOLE_RANGES, Mask, RangeColumns
+from recon.index import Run, element_sequence
 from recon.limits import PARTS_MAX, PHASE_NONE, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
-from recon.store import Run, element_sequence
+from recon.responder import bounds_at
 from recon.view import View
 
 
@@ -118,6 +120,79 @@ def _group_starts(joins: Mask, sizes: I64, cap: int) -> I64:
     fill = (before - before[begins][chain]) // cap
     begins[1:] |= fill[1:] != fill[:-1]
     return begins.nonzero()[0]
+
+
+# ---- progress: by elements, and as segments for a range bar
+
+
+SEGMENTS_MAX = 512  # a bar is drawn a few hundred characters or pixels wide
+
+
+class RangeState(Enum):
+    """States of a range."""
+
+    IN_SYNC = "in sync"
+    SYNCING = "syncing"
+    DONT_HAVE = "don't have"
+
+
+_STATES = tuple(RangeState)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the bar: share of the elements, 0 to 1, and its state."""
+
+    share: float
+    state: RangeState
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Elements of the larger side per state, and the bar."""
+
+    elements: dict[RangeState, int]
+    segments: tuple[Segment, ...]
+
+
+class Stretch(NamedTuple):
+    """Ranges with their element counts i64[n] and one state."""
+
+    ranges: RangeColumns
+    counts: I64
+    state: RangeState
+
+
+def measure(stretches: Iterable[Stretch]) -> Progress:
+    """Progress over disjoint ranges, in any order."""
+    pieces = [stretch for stretch in stretches if len(stretch.counts)]
+    if not pieces:
+        return Progress(dict.fromkeys(_STATES, 0), ())
+    ranges = RangeColumns.concatenate([piece.ranges for piece in pieces])
+    counts = np.concatenate([piece.counts for piece in pieces])
+    lengths = [len(piece.counts) for piece in pieces]
+    states = np.repeat([_STATES.index(piece.state) for piece in pieces], lengths)
+    elements = np.bincount(states, counts, minlength=len(_STATES))
+    sequence = np.lexsort((ranges.lower_heads, ranges.lower_orders))
+    return Progress(
+        {state: int(elements[place]) for place, state in enumerate(_STATES)},
+        _segments(counts[sequence], states[sequence]),
+    )
+
+
+def _segments(counts: I64, states: I64) -> tuple[Segment, ...]:
+    """Neighbours in one state join; if there are too many, the narrowest join their neighbours."""
+    ends = np.cumsum(counts)
+    total = max(int(ends[-1]), 1)
+    lasts = np.flatnonzero(np.append(states[1:] != states[:-1], True))
+    if len(lasts) > SEGMENTS_MAX:
+        grid = np.linspace(0, total, SEGMENTS_MAX + 1)[1:]
+        lasts = np.unique(np.minimum(np.searchsorted(ends, grid), len(ends) - 1))
+    shares = np.diff(ends[lasts], prepend=0) / total
+    return tuple(
+        Segment(float(share), _STATES[state])
+        for share, state in zip(shares, states[lasts].tolist(), strict=True)
+    )
 
 
 # ---- the first message

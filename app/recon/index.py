@@ -38,8 +38,7 @@ from app.store.store import Store
 from recon.agreement import Interest, SessionKey
 from recon.checkpoint import read_checkpoint, write_checkpoint
 from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow
-from recon.index import RangeIndex
-from recon.store import Snapshot
+from recon.index import RangeIndex, Snapshot
 from recon.view import View, ViewCache
 
 _log = logging.getLogger(__name__)

@@ -28,7 +28,6 @@ from recon.events import (
     Have,
     Need,
     NotThere,
-    RangeState,
     Stated,
     Unsupported,
 )
@@ -38,10 +37,11 @@ from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import PROTOCOL_VERSION, Limits
 from recon.marks import MARK_BYTES_MAX
 from recon.view import View
-from sdstore.sync.content import Content, Shared
+from recon.worklist import RangeState
+from sdstore.sync.content import Content, Shared, Steps
 from sdstore.sync.proof import MOVED_MAX, PASSED_OVER_MAX
 from sdstore.sync.report import Counts, SegmentState, SyncCode, SyncError, SyncLimits, misbehaved
-from sdstore.sync.steps import Call, Steps
+from sdstore.sync.steps import Call
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 

@@ -23,10 +23,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recon.agreement import Interest
 from recon.elements import END, U8, U64, Bound, Range
+from recon.errors import LocalProtocolError
 from recon.events import Have, Need
 from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.initiator import Initiator
@@ -46,7 +47,7 @@ from sdstore.sync.memory import (
 )
 from sdstore.sync.proof import Ledger, Moved
 from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
-from sdstore.sync.steps import Decoded, Load, Prepared, Read, Steps, Store, Stored
+from sdstore.sync.steps import Action, Decoded, Do, Load, Prepared, Read, Store, Stored
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 
@@ -68,6 +69,41 @@ Move = Callable[[ReconRequest, Callable[[ReconResponse], None]], None]
 
 ClaimId = Callable[[bytes, bytes], bytes]
 """The ID of the claim that a hint leads to an entry, from the entry's ID and the hint."""
+
+
+Taker = Callable[[Any], None]
+"""Takes the result of a step."""
+
+
+class Steps:
+    """The steps of one attempt: those to hand out, and who takes the result of each one under way."""
+
+    def __init__(self) -> None:
+        self._new: list[Do] = []
+        self._under_way: dict[int, tuple[Action, Taker]] = {}
+        self._count = 0
+
+    def add(self, action: Action, taker: Taker | None = None) -> None:
+        """Have a step carried out. One without a taker has no result."""
+        self._count += 1
+        self._new.append(Do(self._count, action))
+        if taker is not None:
+            self._under_way[self._count] = action, taker
+
+    def hand_out(self) -> list[Do]:
+        """The new steps."""
+        new, self._new = self._new, []
+        return new
+
+    def take(self, number: int) -> tuple[Action, Taker]:
+        """End a step. Raises LocalProtocolError unless it is under way."""
+        if number not in self._under_way:
+            raise LocalProtocolError(f"no step {number} is under way")
+        return self._under_way.pop(number)
+
+    def awaits(self, kind: type[Action]) -> bool:
+        """Whether a step of this kind is under way."""
+        return any(isinstance(action, kind) for action, _ in self._under_way.values())
 
 
 @dataclass(slots=True)

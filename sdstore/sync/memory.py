@@ -21,8 +21,8 @@ import blake3
 import numpy as np
 
 from recon.elements import U8, U64, Mask
+from recon.index import Columns
 from recon.limits import ID_BYTES
-from recon.store import Columns
 from recon.view import View
 
 INTERESTS_MAX = 4  # whose set-aside elements are remembered; for others a session finds them again

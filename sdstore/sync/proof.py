@@ -27,8 +27,8 @@ import numpy as np
 
 from recon.elements import U8, U64, Mask, heads_of
 from recon.hashing import Total
+from recon.index import Columns
 from recon.marks import Arrived
-from recon.store import Columns
 from recon.view import View
 from sdstore.sync.memory import (
     ELEMENT_BYTES,

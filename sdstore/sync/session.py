@@ -52,7 +52,7 @@ from sdstore.sync.comparison import (
     initiator_of,
     refused,
 )
-from sdstore.sync.content import NEVER_S, ClaimId, Content, Shared
+from sdstore.sync.content import NEVER_S, ClaimId, Content, Shared, Steps
 from sdstore.sync.memory import (
     SET_ASIDE_MAX,
     WHOLE_S_MAX,
@@ -92,7 +92,6 @@ from sdstore.sync.steps import (
     LostPage,
     Read,
     Show,
-    Steps,
     StillLost,
     Store,
 )

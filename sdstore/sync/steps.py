@@ -7,13 +7,12 @@ entry, or a claim on one; the machine knows only that a claim names its entry. C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from recon.agreement import Interest, SessionKey
 from recon.elements import U8, U64, Mask
-from recon.errors import LocalProtocolError
 from recon.marks import Arrived
 from recon.view import View
 from sdstore.sync.memory import Element, PeerMemory
@@ -195,38 +194,3 @@ class Do(NamedTuple):
 
     number: int
     action: Action
-
-
-Taker = Callable[[Any], None]
-"""Takes the result of a step."""
-
-
-class Steps:
-    """The steps of one attempt: those to hand out, and who takes the result of each one under way."""
-
-    def __init__(self) -> None:
-        self._new: list[Do] = []
-        self._under_way: dict[int, tuple[Action, Taker]] = {}
-        self._count = 0
-
-    def add(self, action: Action, taker: Taker | None = None) -> None:
-        """Have a step carried out. One without a taker has no result."""
-        self._count += 1
-        self._new.append(Do(self._count, action))
-        if taker is not None:
-            self._under_way[self._count] = action, taker
-
-    def hand_out(self) -> list[Do]:
-        """The new steps."""
-        new, self._new = self._new, []
-        return new
-
-    def take(self, number: int) -> tuple[Action, Taker]:
-        """End a step. Raises LocalProtocolError unless it is under way."""
-        if number not in self._under_way:
-            raise LocalProtocolError(f"no step {number} is under way")
-        return self._under_way.pop(number)
-
-    def awaits(self, kind: type[Action]) -> bool:
-        """Whether a step of this kind is under way."""
-        return any(isinstance(action, kind) for action, _ in self._under_way.values())

@@ -8,8 +8,8 @@ import pytest
 from recon.agreement import SessionKey
 from recon.errors import LocalProtocolError
 from recon.events import Have, NotThere
+from recon.index import Columns
 from recon.initiator import Initiator
-from recon.store import Columns
 from recon.view import View
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import (

@@ -23,13 +23,12 @@ from recon.codec import (
     part_sizes,
     unpack_reply,
 )
-from recon.cuts import between, between_heads
 from recon.elements import START, Bound, Range, RangeColumns
 from recon.errors import RemoteProtocolError
 from recon.fetch import read_fetch
 from recon.initiator import Initiator
 from recon.limits import PROTOCOL_VERSION
-from recon.responder import respond
+from recon.responder import between, between_heads, respond
 from sdstore.wire.recon_pb2 import Answers, Fetch, Ranges, ReconRequest, ReconResponse
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, view_of

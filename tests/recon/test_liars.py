@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from recon.codec import COUNT, EQUAL, LIST, SPLIT, Parts, Reply, pack_reply, unpack_asks
-from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.elements import I64, RangeColumns
 from recon.events import Busy, Expired, Fault, Have
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
-from recon.responder import respond
+from recon.responder import choose_cuts, cuts_of_each, respond, summarise_parts, take_cuts
 from recon.view import View
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, ReconRequest, ReconResponse

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from recon.codec import read_total, unpack_asks
 from recon.errors import RemoteProtocolError
 from recon.events import Fault, Stated
+from recon.index import Columns
 from recon.initiator import Initiator
 from recon.limits import COUNT_MAX, PROTOCOL_VERSION, RANGES_MAX, SUM_BYTES
 from recon.responder import respond
-from recon.store import Columns
 from sdstore.wire.recon_pb2 import Answers, ReconRequest, ReconResponse, Total
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, Element, columns_of, honest, view_of

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recon.errors import LocalProtocolError
-from recon.events import Have, Need, RangeState
+from recon.events import Have, Need
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
 from recon.view import View
+from recon.worklist import RangeState
 from tests.support.recon_talk import (
     HEADER,
     Element,

@@ -14,11 +14,12 @@ import pytest
 
 from recon.codec import COUNT, EQUAL, LIST, SPLIT, unpack_asks, unpack_reply
 from recon.elements import END, START, Bound, Range
-from recon.events import Event, Have, Need, RangeState, Stated
+from recon.events import Event, Have, Need, Stated
 from recon.fetch import pack_fetch, read_fetch, resolve
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
 from recon.responder import respond
+from recon.worklist import RangeState
 from tests.support.recon_talk import HEADER, converse, honest, summary_of, view_of
 
 OPTIONS = Options(parts=2, list_max=2)
