@@ -67,6 +67,7 @@ def _within_bounds(entry: HistoryEntry) -> HistoryEntry:
 class _Missing:
     entry: HistoryEntry
     member: Member  # who named it
+    named_in: str  # in which message
     lost_ms: int  # when it is lost
     fetch_ms: int  # when to ask for it again
     attempts: int = 1
@@ -253,7 +254,7 @@ class Incoming:
             if cause in arrived.unmet:
                 self._dependents.setdefault(cause, {})[message_id] = None
                 if cause not in self._waiting:
-                    self._miss(entry, elapsed_ms, arrived.member)
+                    self._miss(entry, elapsed_ms, arrived.member, message_id)
         if not is_saved:
             self._place += 1
             arrived.place = self._place
@@ -308,7 +309,7 @@ class Incoming:
                 or self._is_logged(message_id)
             ):
                 continue
-            self._miss(entry, elapsed_ms, member)
+            self._miss(entry, elapsed_ms, member, sync.message_id)
             self._note(message_id, elapsed_ms)
 
     def _note(self, message_id: str, elapsed_ms: int) -> None:
@@ -332,13 +333,15 @@ class Incoming:
             oldest, _ = self._sync_ids.popitem(last=False)
             self._turn.delete(SYNC + oldest)
 
-    def _miss(self, entry: HistoryEntry, elapsed_ms: int, member: Member) -> None:
+    def _miss(
+        self, entry: HistoryEntry, elapsed_ms: int, member: Member, named_in: str = ""
+    ) -> None:
         message_id, options = entry.message_id, self._options
         self._noted.discard(message_id)
         if (missing := self._missing.get(message_id)) is not None:
             self.learn_author(entry)
             if not missing.member.account:  # a stranger, who could have invented it
-                missing.member = member
+                missing.member, missing.named_in = member, named_in
             if options.on_lost is OnLost.DELIVER:
                 missing.lost_ms = elapsed_ms + options.lost_after_ms
                 self._set_due(message_id, missing)
@@ -348,6 +351,7 @@ class Incoming:
         missing = _Missing(
             _within_bounds(entry),
             member,
+            named_in,
             elapsed_ms + options.lost_after_ms,
             elapsed_ms + options.fetch_retry_ms,
         )
@@ -578,9 +582,10 @@ class Incoming:
             self._forget_lost(self._lost_shares.first_to_go())
 
     def named_by(self, message_id: str) -> Member:
-        """The member whose message named this one that is missing, or lost."""
-        missing = self._missing.get(message_id)
-        return missing.member if missing is not None else self._lost_shares.member(message_id)
+        """The member whose message named this one that is missing, or lost; of a missing one, with that message."""
+        if (missing := self._missing.get(message_id)) is not None:
+            return missing.member.naming(missing.named_in)
+        return self._lost_shares.member(message_id)
 
     def _save_lost(self, lost: _LostId) -> None:
         entry = lost.entry

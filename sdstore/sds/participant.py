@@ -401,7 +401,8 @@ class Participant:
                 self._hints.learn(entry.message_id, entry.retrieval_hint)
             self._incoming.learn_author(entry)
         if self._repair is not None:
-            self._repair.named(message.causal_history, self._member(message))
+            member = self._member(message).naming(message.message_id)
+            self._repair.named(message.causal_history, member, self._clock.elapsed_ms)
         if message.content:
             self._take_content(message, frame, hint, is_own=is_own)
         else:
@@ -874,8 +875,9 @@ class Participant:
         self._outgoing.sent_count = saved.progress.sent_count
         for message_id, sent in saved.sent.items():
             self._outgoing.restore(message_id, sent, self._clock.elapsed_ms)
-        newest = self.log.newest(RESTORED_COUNT, LAMPORT_MAX)
-        self._authors.update(hash(each.entry.sender_id) for each in newest)
+        for each in self.log.deliveries(max(self._number - RESTORED_COUNT, 0), RESTORED_COUNT):
+            if not each.after_gap:
+                self._authors.add(hash(each.message.sender_id))
         self._ready = load_incoming(saved, self._incoming, self.log, self._turn, self._member)
         self._saved_heads = saved.heads
         if saved.unpublished is not None:

@@ -67,8 +67,8 @@ class RepairOptions:
     """Senders counted for the number of groups, 1.3 MB: 101 groups. A sender can invent names."""
 
     wanted_max: int = 1_000
-    """Messages to ask for, 0.5 MB. At the bound whoever named most of them loses one; another one of his is
-    not asked for. `want` it again later."""
+    """Messages to ask for, 0.5 MB. At the bound the message that named most of them loses one; another one that
+    it names is not asked for. `want` it again later."""
     requests_per_message: int = 10
     """Requests of ours for one message; then it is no longer wanted."""
     requests_per_frame: int = 3
@@ -82,8 +82,8 @@ class RepairOptions:
     answers_per_requester: int = 30
     """Answers to one requester in T_max, 0.6 MB with js-waku's filters: what ten messages can ask for.
     More requests are ignored until the next T_max begins. As many requests of ours, of 256 bytes each,
-    are for what one member named: it can have invented that. The others are put off to the next T_max.
-    What several named counts against the one with fewest."""
+    are for what one member named: it can have invented that. The others are put off to the next T_max, and
+    take turns there: what one message named goes first once in a T_max."""
     answers_in_all: int = 300
     """Answers to all requesters in T_max, 5.6 MB, and requests of ours: senders are not authenticated, so
     one can pretend to be many."""
@@ -104,18 +104,18 @@ class RepairOptions:
 
 
 class _Schedule:
-    """Message IDs by the time at which they are due."""
+    """Message IDs by the time at which they are due, and among equal times by turn."""
 
     def __init__(self) -> None:
-        self._due: dict[str, int] = {}
-        self._heap: list[tuple[int, str]] = []  # with outdated pairs
+        self._due: dict[str, tuple[int, int]] = {}
+        self._heap: list[tuple[tuple[int, int], str]] = []  # with outdated pairs
 
-    def put(self, message_id: str, due_ms: int) -> None:
-        """Add an ID, or change its time."""
-        self._due[message_id] = due_ms
-        heappush(self._heap, (due_ms, message_id))
+    def put(self, message_id: str, due_ms: int, turn_ms: int = 0) -> None:
+        """Add an ID, or change its time or its turn."""
+        self._due[message_id] = due = due_ms, turn_ms
+        heappush(self._heap, (due, message_id))
         if len(self._heap) > 2 * len(self._due) + 64:  # mostly outdated
-            self._heap = [(due_ms, message_id) for message_id, due_ms in self._due.items()]
+            self._heap = [(due, message_id) for message_id, due in self._due.items()]
             heapify(self._heap)
 
     def discard(self, message_id: str) -> None:
@@ -128,7 +128,7 @@ class _Schedule:
         heap = self._heap
         while heap and self._due.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
-        return heap[0][0] if heap else None
+        return heap[0][0][0] if heap else None
 
     def take(self, now_ms: int) -> str | None:
         """Remove and return the ID with the earliest time if it is due."""
@@ -148,6 +148,7 @@ class _Wanted:
     requests: int = 0
     postponements: int = 0  # since our last request
     round: int = 0  # enters the hash
+    turn_ms: int = 0  # among what is put off, the lowest goes first
 
 
 @dataclass(slots=True)
@@ -214,12 +215,9 @@ class Repair:
     # ---- asking
 
     def want(self, entry: HistoryEntry, now_ms: int, member: Member = NOBODY) -> None:
-        """A cause is missing, which this member named. Has no effect if it is wanted already or has no
-        known author."""
+        """A cause is missing, which this member named (`Member.naming`). Has no effect if it is wanted already or
+        has no known author."""
         message_id = entry.message_id
-        known = self._wanted.get(message_id)
-        if known is not None and member.account and not known.member.account:
-            self._forget(message_id)  # a stranger named it first, who could have invented it
         if message_id in self._wanted or not (entry.sender_id and self._participant_id):
             return
         cost = 1 + len(serialize_entry(entry)) // REQUEST_BYTES
@@ -231,20 +229,24 @@ class Repair:
             oldest = self._shares.first_to_go()
             self._forget(message_id if self._shares.member(oldest) == member else oldest)
 
-    def named(self, entries: Iterable[HistoryEntry], member: Member) -> None:
-        """A message of this member names these. A wanted message counts against the one with fewest of the known
-        members who named it: IDs that are invented under one's name delay nothing that another one names too."""
-        if not (self._wanted and member.account):
+    def named(self, entries: Iterable[HistoryEntry], member: Member, now_ms: int) -> None:
+        """A message of this member names these. What several name counts against the message with fewest, and
+        against a stranger's only if no other names it: invented IDs delay nothing that another message names too."""
+        if not self._wanted:
             return
         shares = self._shares
         for entry in entries:
             wanted = self._wanted.get(entry.message_id)
-            if wanted is None or not wanted.member.account:
+            if wanted is None:
                 continue
-            if shares.of(member) < shares.of(wanted.member):
+            before, after = (
+                (not each.account, shares.count(each)) for each in (wanted.member, member)
+            )
+            if after < before:
                 wanted.member = member
                 shares.discard(entry.message_id)
                 shares.add(entry.message_id, member)
+                wanted.turn_ms = min(wanted.turn_ms, self._turn_ms(member, now_ms))
 
     def _forget(self, message_id: str) -> None:
         del self._wanted[message_id]
@@ -266,7 +268,8 @@ class Repair:
             if self._may_ask_for(wanted):
                 due.append(wanted)
             else:
-                self._t_req.put(message_id, (self._window + 1) * options.t_max_ms)
+                next_ms = (self._window + 1) * options.t_max_ms
+                self._t_req.put(message_id, next_ms, wanted.turn_ms)
         for wanted in due:
             wanted.requests += 1
             wanted.postponements = 0
@@ -358,7 +361,14 @@ class Repair:
         wanted.round += 1
         spread_ms = options.t_max_ms - options.t_min_ms
         wait_ms = options.t_min_ms + options.hash_text(text) % spread_ms
-        self._t_req.put(wanted.entry.message_id, now_ms + wait_ms)
+        wanted.turn_ms = self._turn_ms(wanted.member, now_ms)
+        self._t_req.put(wanted.entry.message_id, now_ms + wait_ms, wanted.turn_ms)
+
+    def _turn_ms(self, member: Member, now_ms: int) -> int:
+        """The n-th ID that one message names waits n - 1 times T_max longer than the first one. So a message that
+        names hundreds of invented IDs delays those, and an ID goes before another one only once. Message IDs must
+        not decide: their authors choose them."""
+        return now_ms + self._options.t_max_ms * self._shares.count(member)
 
     def _t_resp_ms(self, entry: HistoryEntry, now_ms: int) -> int:
         hash_text = self._options.hash_text

@@ -12,11 +12,16 @@ from typing import NamedTuple
 
 
 class Member(NamedTuple):
-    """Whom a message counts against. `account`: the sender, or empty for strangers."""
+    """Whom a message counts against. `account`: the sender, or empty for strangers. `source`: the sender, or for
+    requests the ID of the message that names what to ask for."""
 
     path: str = ""
     account: str = ""
-    sender_id: str = ""
+    source: str = ""
+
+    def naming(self, message_id: str) -> Member:
+        """Against whom counts what this message of the member names."""
+        return Member(self.path, self.account, message_id)
 
 
 STRANGERS_WEIGHT = 4
@@ -49,9 +54,9 @@ class Shares:
         """Whom a key counts against."""
         return self._members[key]
 
-    def of(self, member: Member) -> int:
-        """What the account of a member has."""
-        return self._accounts.get(member[:2], 0)
+    def count(self, member: Member) -> int:
+        """The number of keys that count against the same account and source."""
+        return len(self._keys.get(member, ()))
 
     def keys_of_stranger(self, sender_id: str) -> list[str]:
         """The keys of a sender on all paths, as long as it was a stranger."""

@@ -65,4 +65,5 @@ FAULTS = [
     _part("a filter of any size is read", "bloom:FILTER_BYTES_MAX", instead(2**18)),
     _part("everybody answers", "repair:Repair._is_in_group", returns(True)),
     _part("what arrived is asked for", "repair:Repair.received", nothing),
+    _part("requests that are put off go by message ID", "repair:Repair._turn_ms", returns(0)),
 ]

@@ -153,6 +153,50 @@ def test_a_flood_under_invented_names_displaces_itself() -> None:
     assert not any(each.after_gap for each in bob.delivered if each.message.sender_id == "ada")
 
 
+def far_ahead(number: int) -> bytes:
+    return changed(written(f"m{number}", "mallory"), lamport_timestamp=2**62 + number)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [written(f"m{n}", f"mallory {n}", *ghosts(1, start=n)) for n in range(200)],
+        [far_ahead(n) for n in range(256)],
+    ],
+    ids=["delivered after gaps", "newest for ever"],
+)
+def test_a_restart_makes_no_invented_name_known_and_no_known_one_a_stranger(
+    before: list[bytes],
+) -> None:
+    """No message of those names was delivered with all its causes, or theirs are the newest of the log."""
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
+    bob.hear(ada.say("zero"), *before, ada.say("one"))
+    bob.wait(400)
+    bob.crash()
+    for number in range(200):
+        bob.hear(written(f"flood {number}", f"mallory {number}", *ghosts(1, start=1_000 + number)))
+    frames = [ada.say(str(number)) for number in range(20)]
+    bob.hear(*reversed(frames))
+    assert [text for text in bob.texts if text != "x"] == ["zero", "one", *map(str, range(20))]
+
+
+@pytest.mark.parametrize("forger", ["mallory", "carol"], ids=["stranger", "honest name"])
+@pytest.mark.parametrize("is_carol_known", [False, True], ids=["new", "known"])
+def test_an_honest_request_waits_for_no_invented_ids_that_sort_before_it(
+    forger: str, *, is_carol_known: bool
+) -> None:
+    """What one message names shares the requests of its account with what others name: one T_max until T_req, and
+    two that it can be put off."""
+    bob = Device("bob", ParticipantOptions(bloom=None))
+    if is_carol_known:
+        bob.hear(written("m0", "carol"))
+    low = tuple(HistoryEntry(f"!{number}", b"", "ada") for number in range(256))
+    bob.hear(written("m1", forger, *low))
+    bob.wait(240)
+    bob.hear(written("m2", "carol", HistoryEntry("~lost", b"", "ada")))
+    assert "~lost" in {each.message_id for each in requests(bob.wait(3 * 120))}
+
+
 def test_a_frame_that_only_asks_carries_no_filter() -> None:
     bob = Device("bob", ParticipantOptions())
     bob.hear(written("m2", "carol", *ghosts(3)))

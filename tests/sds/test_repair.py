@@ -11,6 +11,7 @@ import pytest
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
 from sdstore.sds.repair import Repair, RepairOptions
+from sdstore.sds.shares import Member
 from tests.support.sds_vectors import load
 
 START = 1_763_000_000_000
@@ -195,6 +196,32 @@ def test_wanted_messages_are_bounded_and_room_is_used_again() -> None:
     repair.want(entry("m99"), START)
     asked = {message_id for _, message_id in drain(repair, START + T_MAX)}
     assert asked == {"m1", "m2", "m3", "m4", "m99"}
+
+
+@pytest.mark.parametrize("account", ["", "mallory"], ids=["strangers", "member"])
+def test_what_1_000_messages_name_is_asked_for_before_any_of_it_for_the_second_time(
+    account: str,
+) -> None:
+    """999 messages of one account name one invented ID each, which sort before an honest one: 34 windows of T_max
+    for 30 requests each, after the one of T_req."""
+    repair = Repair("me")
+    for number in range(999):
+        repair.want(entry(f"!{number}"), 0, Member("", account, f"m{number}"))
+    repair.want(entry("~"), 0, Member("", account, "honest"))
+    found = (drain(repair, window * T_MAX) for window in range(1, 36))
+    asked = [message_id for window in found for _, message_id in window]
+    assert "~" in asked
+    assert len(asked) >= 990
+
+
+def test_what_others_name_again_counts_against_the_message_that_names_fewest() -> None:
+    repair = Repair("me")
+    many = [entry(f"!{number}") for number in range(255)] + [entry("~")]
+    for each in many:
+        repair.want(each, 0, Member("", "", "m1"))
+    repair.named([entry("~")], Member("", "", "m2"), 1)
+    asked = {message_id for _, message_id in drain(repair, 3 * T_MAX)}
+    assert "~" in asked
 
 
 # ---- answering

@@ -32,7 +32,7 @@ def test_who_takes_most_is_known_after_thousands_have_come_and_gone() -> None:
     assert shares.first_to_go() == "first 0"
     for number in range(3):
         shares.discard(f"first {number}")
-    assert shares.member(shares.first_to_go()).sender_id.startswith("m")
+    assert shares.member(shares.first_to_go()).source.startswith("m")
 
 
 def test_memory_stays_bounded_while_messages_come_and_go() -> None:

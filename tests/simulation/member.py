@@ -267,7 +267,7 @@ class World:
         self.frame_bytes_max = max(self.frame_bytes_max, len(effect.frame))
         message = decode(effect.frame)[0]
         asked = (each.message_id for each in message.repair_request)
-        sender.ghosts_requested += sum(each.startswith("ghost") for each in asked)
+        sender.ghosts_requested += sum(each.startswith("!ghost") for each in asked)
         if message.content in self._said and message.sender_id == sender.name:
             self.honest.setdefault(message.message_id, (_bare(message), self.now_ms))
         self._overheard.append(message)
@@ -330,8 +330,9 @@ class Attacker:
         return self.random.choice(["mallory", self._id(), *self._names])
 
     def _ghosts(self, count: int) -> tuple[HistoryEntry, ...]:
+        """IDs that sort before those of honest messages."""
         author = self.random.choice(["", *self._names])
-        return tuple(HistoryEntry(f"ghost {self._id()}", b"", author) for _ in range(count))
+        return tuple(HistoryEntry(f"!ghost {self._id()}", b"", author) for _ in range(count))
 
     def _victims(self, overheard: list[Message]) -> list[Message]:
         content = [each for each in overheard[-30:] if each.content]
