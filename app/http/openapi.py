@@ -448,6 +448,7 @@ Replies = Mapping[int | str, Document]
 TEXT: Document = {"type": "string"}
 BINARY: Document = {"type": "string", "format": "binary"}
 HEX_PATTERN = {"pattern": "^([0-9a-fA-F]{2})*$"}
+HEX_LIST_PATTERN = "^([0-9a-fA-F]{2})*( *, *([0-9a-fA-F]{2})*)*$"
 
 _named: dict[str, type[BaseModel]] = {}
 """The models that the document refers to."""

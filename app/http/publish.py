@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header
+from pydantic import WithJsonSchema
 
 from app.access.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
@@ -18,7 +19,7 @@ from app.hexadecimal import hint_bytes
 from app.http.admission import NodeRoute, admitted
 from app.http.call import Call, Form, Reply, body_form, json_reply, protobuf_reply, read_protobuf
 from app.http.openapi import (
-    HEX_PATTERN,
+    HEX_LIST_PATTERN,
     TEXT,
     PublishedMessage,
     PublishOutcome,
@@ -65,9 +66,10 @@ async def publish_one(
         list[str] | None,
         Header(
             alias="Retrieval-Hint",
-            description="in hexadecimal (not in base64, as inside a message), repeatable",
-            json_schema_extra=HEX_PATTERN,
+            description="in hexadecimal (not in base64, as inside a message), separated by commas",
         ),
+        # The lines of a header are one value: a generated client sends it as text.
+        WithJsonSchema({"type": "string", "pattern": HEX_LIST_PATTERN}),
     ] = None,
 ) -> Reply:
     """Publish one message: the frame, or the message as JSON."""
