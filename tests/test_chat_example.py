@@ -14,7 +14,6 @@ import pytest
 
 from sdstore.sds.model import Message
 from tests.support.cli import command, free_port
-from tests.support.disks import small_disk
 from tests.support.server import running_node
 from tests.support.terminal import Terminal
 
@@ -109,30 +108,6 @@ def test_two_people_chat_through_crashes_of_one_of_them_and_of_the_node(tmp_path
                     assert set(messages(ada_again)) == said | {"bob: bye"}
 
 
-@pytest.mark.slow
-def test_two_people_chat_over_two_stores_of_which_one_has_the_other_as_its_peer(
-    tmp_path: Path,
-) -> None:
-    with (
-        running_node(tmp_path / "a") as a,
-        running_node(tmp_path / "b", peers=[a.url], sync_interval_s=3_600) as b,
-        person("ada", a.url, tmp_path) as ada,
-        person("bob", b.url, tmp_path) as bob,
-    ):
-        ada.wait("connected to")
-        bob.wait("connected to")
-        ada.type("hello from the other store\n")
-        bob.wait("ada: hello from the other store")
-        bob.type("I hear you\n")
-        ada.wait("bob: I hear you", r"other store  \(acknowledged\)")
-        # Ada says nothing more: her sync message acknowledges Bob's.
-        bob.wait_until(lambda: bob.shows(r"I hear you  \(acknowledged\)"), 60, "acknowledged")
-        for each in (ada, bob):
-            assert len(messages(each)) == 2
-            each.type("\x04")
-            assert each.ended() == 0
-
-
 def test_a_chat_that_runs_already_and_text_that_would_control_the_terminal(tmp_path: Path) -> None:
     with running_node(tmp_path) as node, person("eve", node.url, tmp_path) as eve:
         hostile = Message("m", "lobby", "mal\x1b[2J", -5, content=b"\x1b[2J\r\nowned \xff")
@@ -172,34 +147,6 @@ def with_password(url: str) -> str:
     return url.replace("//", "//ada:secret@")
 
 
-@pytest.mark.parametrize("columns", [80, 40, 1])
-def test_the_rows_at_the_bottom_fit_narrow_windows_and_changes_of_their_size(
-    tmp_path: Path, columns: int
-) -> None:
-    with person("ada", "http://127.0.0.1:9", tmp_path, columns=200) as ada:
-        ada.wait(r"^\[all synced, http://127.0.0.1:9 is down \(unreachable\), trying again; .*\]$")
-        ada.type("123456789 " * 20)
-        ada.wait("^> .*89 $")
-
-        def bottom() -> list[str]:
-            return [line for line in list(ada.screen.lines) if line][1:]
-
-        ada.resize(columns)
-        ada.wait_until(
-            lambda: max(map(len, bottom()), default=0) < max(columns, 2), 5, "shorter rows"
-        )
-        if columns >= 20:
-            status, typed = bottom()
-            assert status.startswith("[")
-            assert "down" in status
-            assert typed == "> " + ("123456789 " * 20)[-(columns - 3) :].rstrip() + " "
-        ada.resize(200)
-        ada.wait("^.all synced.*trying again")
-        assert len(bottom()) == 2, "no marks are left"
-        ada.type("\x15\x04")
-        assert ada.ended() == 0
-
-
 def test_ctrl_c_during_the_imports_ends_the_program_without_a_traceback(tmp_path: Path) -> None:
     slow = tmp_path / "modules"
     slow.mkdir()
@@ -210,26 +157,3 @@ def test_ctrl_c_during_the_imports_ends_the_program_without_a_traceback(tmp_path
         ada.type("\x03")
         assert ada.ended() == -signal.SIGINT, "a shell calls this 130"
         assert not ada.shows("Traceback")
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_shown_and_nothing_that_is_typed_gets_lost(tmp_path: Path) -> None:
-    with (
-        running_node(tmp_path / "node") as node,
-        small_disk(tmp_path / "disk") as disk,
-        person("ada", node.url, disk) as ada,
-    ):
-        ada.wait("connected to")
-        filler = disk / "filler"
-        with pytest.raises(OSError, match="No space"):
-            filler.write_bytes(bytes(4 << 20))
-        ada.type("first\n")
-        ada.wait(r"NOT SAVED \(disk_full\)")
-        ada.type("second\nhalf typed")
-        ada.wait("^> half typed")
-        assert not ada.shows(r"\(sent\)|\(stored\)")
-        filler.unlink()
-        ada.wait(r"first  \(stored\)", r"second  \(stored\)", r"^.all synced.*connected to")
-        assert not ada.shows("NOT SAVED")
-        ada.type("\x15\x04")
-        assert ada.ended() == 0

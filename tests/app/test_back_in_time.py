@@ -250,32 +250,3 @@ def test_a_live_reader_gets_a_gap_when_the_database_goes_back_and_newer_cursors_
         assert followed(node) == kept
         assert followed(node, early) == kept[3:]
         assert followed(node, str(last.event_id)) == kept[kept.index(last.message_id) + 1 :]
-
-
-def test_a_page_of_gaps_goes_on_in_the_list_as_it_is_after_the_database_went_back(
-    stores: Stores, tmp_path: Path
-) -> None:
-    url = stores.new_url()
-    path = f"/v1/channels/{CHANNEL}/gaps"
-
-    def publish_naming(node: RunningNode, number: int, missing: list[str]) -> None:
-        history = tuple(map(HistoryEntry, missing))
-        message = Message(f"m{number}", CHANNEL, "", number, history, content=b"x")
-        assert node.publish(message).status_code == 201
-
-    def gaps(answer: httpx.Response) -> list[str]:
-        assert answer.status_code == 200, answer.text
-        return [each["message_id"] for each in answer.json()["gaps"]]
-
-    with running_node(tmp_path, database_url=url) as node:
-        publish_naming(node, 1, ["a", "c", "e", "g"])
-        with taken_back(url):
-            publish_naming(node, 2, ["b", "f"])
-            first = feed(node, path=path, limit="3")
-            late = feed(node).json()["next"]
-        assert gaps(first) == ["a", "b", "c"]
-        assert code_of(feed(node, late)) == ROLLED_BACK
-        assert gaps(feed(node, first.json()["next"], path)) == ["e", "g"]
-        publish_naming(node, 3, ["b", "h"])
-        assert gaps(feed(node, first.json()["next"], path)) == ["e", "g", "h"]
-        assert gaps(feed(node, path=path)) == ["a", "b", "c", "e", "g", "h"]

@@ -33,7 +33,7 @@ from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from sdstore import mvds
 from sdstore.sds.codec import encode
-from sdstore.sds.model import SHA256_MESSAGE, Message, entry_digest
+from sdstore.sds.model import Message, entry_digest
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2 as wire
 from tests.support.cli import cli
@@ -293,36 +293,6 @@ def test_a_damaged_quarantine_refuses_and_reads_go_on(tmp_path: Path, content: b
         else:
             assert published.json()["code"] == "quarantined"
         assert node.http.get("/v1/channels").status_code == 200
-
-
-def test_readers_are_told_of_a_held_message_however_many_others_are_refused(tmp_path: Path) -> None:
-    limits = replace(PATIENT, quarantine_told_max=2)
-
-    def proved(content: bytes) -> Message:
-        message = of(content)
-        return replace(message, message_id=SHA256_MESSAGE.make(message))
-
-    with running_node(tmp_path, limits, policy=f"{HERE}:Words") as node:
-
-        def told(message: Message) -> str:
-            node.publish(message)
-            return str(node.http.get(f"/v1/messages/{message.message_id}").json()["code"])
-
-        odd = proved(b"odd")
-        assert told(odd) == "withheld"
-        flood = [proved(b"bad %d" % number) for number in range(5)]
-        assert [told(each) for each in flood] == ["refused"] * 5
-        assert told(odd) == "withheld"
-        codes = [
-            node.http.get(f"/v1/messages/{each.message_id}").json()["code"]
-            for each in (odd, *flood)
-        ]
-        assert codes == ["withheld", *["not_found"] * 3, "refused", "refused"]
-        [waiting] = held(node)
-        node.http.delete(f"/v1/quarantine/{waiting['digest']}")
-        assert told(proved(b"bad")) == "refused"
-        found = node.http.get(f"/v1/messages/{odd.message_id}").json()
-        assert found["code"] == "not_found", "it is forgotten in its turn"
 
 
 @pytest.mark.parametrize("decisions", [("POST", "DELETE"), ("POST", "POST"), ("DELETE", "DELETE")])

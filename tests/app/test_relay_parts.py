@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -96,23 +95,6 @@ def test_a_frame_of_any_size_is_joined_from_payloads_that_the_server_takes() -> 
         assert len(set(payloads)) == len(payloads)
         assert [theirs.join(each) for each in payloads] == [*[None] * (len(payloads) - 1), notice]
         assert [ours.join(each) for each in payloads] == [None] * len(payloads)  # our own
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_lost_or_foreign_payloads_never_make_another_notice(seed: int) -> None:
-    chance = random.Random(seed)
-    sender, receiver = Parts(), Parts()
-    notices = [b"f" + chance.randbytes(chance.randrange(40_000)) for _ in range(20)]
-    payloads = [payload for notice in notices for payload in sender.split(notice)]
-    disturbed = []
-    for payload in payloads:
-        disturbed += [payload] * chance.choice((0, 1, 1, 1, 1, 2))
-        if chance.random() < 0.2:
-            disturbed.append(chance.choice(("", "x", "a b c d e", "a 0 0 1 %%")))
-    joined = [whole for each in disturbed if (whole := receiver.join(each)) is not None]
-    assert set(joined) <= {*notices}, f"seed {seed}"
-    last = sender.split(b"f last")
-    assert receiver.join(last[0]) == b"f last"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from sdstore.client import AsyncStoreClient, LiveMessage, Options, Retry, StoreClient, StoreError
 from sdstore.client.live import EventReader
-from sdstore.sds import Dialect, Message, encode, entry_digest, to_json
+from sdstore.sds import Message, entry_digest, to_json
 from tests.support.server import RunningNode, running_node
 
 QUICK = Options(retry=Retry(attempts_max=3, backoff_s=0.001))
@@ -256,27 +256,3 @@ def test_events_are_read_alike_in_any_chunks() -> None:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
     with running_node(tmp_path_factory.mktemp("live")) as running:
         yield running
-
-
-def test_what_is_published_behind_the_start_of_the_stream_comes(
-    read: Read, node: RunningNode, request: pytest.FixtureRequest
-) -> None:
-    channel_id = request.node.name
-    sent = [Message(f"m{n}", channel_id, lamport_timestamp=n, content=b"x") for n in range(20)]
-    sync = Message("sync", channel_id, lamport_timestamp=99)
-
-    def publish() -> None:
-        with StoreClient(node.url) as store:
-            assert {outcome.outcome for outcome in store.publish_batch(sent)} == {"stored"}
-            assert store.publish(sync).outcome == "relayed"
-            assert store.publish(encode(sent[0], Dialect.NIM)).outcome == "duplicate"
-
-    found, cursor = read(node.url, 21, channel_id, on_open=publish)
-    assert [each.message for each in found] == [*sent, sync]
-    again, _ = read(node.url, 5, channel_id, found[4].cursor)
-    assert [each.message for each in again] == sent[5:10]
-    assert cursor == found[-1].cursor == found[-2].cursor
-    # The same cursor reads the rest of the channel without waiting.
-    with StoreClient(node.url) as store:
-        rest = store.messages(channel_id, order="arrival", after=found[4].cursor, page_size=3)
-        assert [each.message for each in rest] == sent[5:]

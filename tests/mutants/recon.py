@@ -17,7 +17,7 @@ def _tests(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/recon/test_{name}.py" for name in names)
 
 
-_SYNC = _tests("transcript", "sync", "oracle", "worklist")
+_SYNC = _tests("transcript", "sync", "oracle")
 _INDEX = _tests("index", "oracle", "sync")
 _WIRE = _tests("codec", "transcript", "vectors", "sync")
 _LIARS = _tests("liars", "codec")

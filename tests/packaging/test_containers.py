@@ -7,32 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import httpx
-import psycopg
 import pytest
 import trustme
 import yaml
 
 from app.demo.run import running_node
-from app.server.settings import ENVIRONMENT_PREFIX, load_settings
-from bench.postgres_server import SERVER_USER, PostgresServer, own_postgres
-from sdstore.client import StoreClient
-from sdstore.sds.codec import encode
-from sdstore.sds.model import Message
-from tests.support.cli import command, free_port
-from tests.support.server import AS_OPERATOR
+from app.server.settings import load_settings
+from tests.support.cli import free_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 STORES = ("store-a", "store-b")
-# Every character that a URL, a shell or a connection string might take for its own.
-PASSWORD = "p@ss/w:rd?#%41&='\\ \""
 SECONDS_MAX = 60
 
 
@@ -91,91 +79,6 @@ def image_environment() -> dict[str, str]:
     last_stage = (ROOT / "Dockerfile").read_text().rsplit("FROM ", 1)[1].replace("\\\n", " ")
     (line,) = (line for line in last_stage.splitlines() if line.startswith("ENV "))
     return dict(word.split("=", 1) for word in line.split()[1:])
-
-
-def environment_of(name: str) -> dict[str, str]:
-    """The environment of a store's container, from the image and the compose file."""
-    image = image_environment()
-    given = COMPOSE["services"][name]["environment"]
-    filled = {
-        key: re.sub(r"\$\{POSTGRES_PASSWORD[^}]*\}", lambda _: PASSWORD, value)
-        for key, value in given.items()
-    }
-    return {k: v for k, v in (image | filled).items() if k != "PATH"}
-
-
-@contextmanager
-def demanding_password(server: PostgresServer) -> Iterator[str]:
-    """The user of the compose file, with its password and databases; the folder of the socket."""
-    folder = Path(server.url.split("host=")[1])
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        literal = psycopg.sql.Literal(PASSWORD)
-        connection.execute(psycopg.sql.SQL("CREATE ROLE sdstore LOGIN PASSWORD {}").format(literal))
-        for name in STORES:
-            connection.execute(f'CREATE DATABASE "{name}" OWNER sdstore')  # type: ignore[call-overload]
-        rules = folder / "data" / "pg_hba.conf"
-        rules.write_text("local all postgres trust\nlocal all sdstore scram-sha-256\n")
-        if SERVER_USER:
-            shutil.chown(rules, SERVER_USER)
-        connection.execute("SELECT pg_reload_conf()")
-    yield str(folder)
-
-
-@contextmanager
-def store(name: str, folder: Path, ports: dict[str, int], sockets: str) -> Iterator[str]:
-    """A store with the settings of its container; only places are those of this machine."""
-    environment = environment_of(name)
-    url = environment["SDSTORE_DATABASE_URL"]
-    host = f"@database-{name[-1]}/sdstore"
-    assert host in url
-    environment["SDSTORE_DATABASE_URL"] = url.replace(host, f"@/{name}?host={quote(sockets)}")
-    for other, port in ports.items():
-        peers = environment["SDSTORE_PEERS"]
-        environment["SDSTORE_PEERS"] = peers.replace(f"{other}:8000", f"127.0.0.1:{port}")
-    environment |= {"SDSTORE_DATA_DIR": str(folder / name), "SDSTORE_PORT": str(ports[name])}
-    environment["SDSTORE_SYNC_INTERVAL_S"] = "0.2"
-    kept = {k: v for k, v in os.environ.items() if not k.startswith((ENVIRONMENT_PREFIX, "PG"))}
-    with subprocess.Popen(
-        command(*COMPOSE["services"][name]["command"], "--json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=kept | environment,
-    ) as running:
-        try:
-            assert running.stdout is not None
-            assert running.stderr is not None
-            first = running.stdout.readline()
-            assert first, running.stderr.read().decode()
-            assert PASSWORD not in first.decode()
-            assert json.loads(first)["url"].endswith(str(ports[name]))
-            yield f"http://127.0.0.1:{ports[name]}"
-        finally:
-            running.terminate()
-            running.communicate()
-
-
-def test_two_stores_with_the_settings_of_the_compose_file_federate(tmp_path: Path) -> None:
-    ports = {name: free_port() for name in STORES}
-    with own_postgres() as server, demanding_password(server) as sockets, ExitStack() as stack:
-        # The first one starts before its peer is there.
-        urls = [stack.enter_context(store(name, tmp_path, ports, sockets)) for name in STORES]
-        for number, url in enumerate(urls):
-            frame = encode(Message(f"m{number}", "c", lamport_timestamp=number + 1, content=b"hi"))
-            with StoreClient(url) as client:
-                client.publish(frame)
-        deadline = time.monotonic() + SECONDS_MAX
-        while True:
-            found = [
-                len(httpx.get(f"{url}/v1/feed", trust_env=False).json()["messages"]) for url in urls
-            ]
-            peers = [
-                httpx.get(f"{url}/v1/peers", trust_env=False, auth=AS_OPERATOR).json()
-                for url in urls
-            ]
-            if found == [2, 2] and all(each["peers"][0]["state"] == "healthy" for each in peers):
-                break
-            assert time.monotonic() < deadline, (found, peers)
-            time.sleep(0.1)
 
 
 def test_no_container_of_the_compose_file_fills_the_disk_with_its_log() -> None:

@@ -7,8 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
-from itertools import count, islice
-from pathlib import Path
+from itertools import count
 from typing import Any
 
 import httpx
@@ -22,12 +21,10 @@ from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
 from sdstore.client.exchange import Batcher
 from sdstore.client.records import PublishItem, StoredMessage
 from sdstore.client.transport import HttpTransport, HttpxCalls
-from sdstore.participant.backfill import LogReplica, drain
-from sdstore.participant.file import ParticipantFile
+from sdstore.participant.backfill import LogReplica
 from sdstore.sds.codec import encode
-from sdstore.sds.effects import Deliver, Effect, Save
 from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog
-from sdstore.sds.model import HistoryEntry, Message, entry_digest
+from sdstore.sds.model import Message, entry_digest
 from sdstore.sync.comparison import Mode
 from sdstore.sync.content import MOVES_IN_FLIGHT_MAX
 from sdstore.sync.driver import sync_with_peer
@@ -155,28 +152,6 @@ def test_a_log_gets_exactly_what_it_lacks_whatever_the_reason(
     assert staged(log) == [f"m{n}" for n in sorted(missing)]
     assert (first.outcome, first.entries_received) == (SyncOutcome.IN_SYNC, len(missing))
     assert (again.entries_received, again.proved, again.rounds) == (0, True, 1)
-
-
-def test_ten_missing_of_twenty_thousand_take_few_round_trips_and_few_bytes(
-    node: RunningNode, channel_id: str
-) -> None:
-    every = messages(channel_id, range(20_000))
-    publish(node, every)
-    missing = set(random.Random(SEED).sample(range(20_000), 10))
-    content_bytes = sum(len(encode(every[n])) for n in missing)
-    log = log_with(each for n, each in enumerate(every) if n not in missing)
-
-    async def scenario() -> tuple[SyncReport, SyncReport]:
-        async with AsyncStoreClient(node.url) as client:
-            other = await client.backfill(f"{channel_id} of others", MemoryLog())
-            return other, await client.backfill(channel_id, log)
-
-    hello, report = run(scenario())
-    assert staged(log) == [f"m{n}" for n in sorted(missing)]
-    # A client greets a store once, whatever the channel.
-    assert hello.requests == 2
-    assert report.rounds <= 4
-    assert report.bytes_up + report.bytes_down - content_bytes < 4_000
 
 
 def test_disjoint_sets_are_united_here_and_with_send_there_too(
@@ -414,28 +389,6 @@ def test_a_store_that_never_serves_what_it_offers_is_at_fault_and_the_rest_is_ke
     assert staged(log) == ["m7"]
 
 
-def test_lost_content_of_the_store_is_reported_and_not_asked_for_at_once_again(
-    node: RunningNode, channel_id: str
-) -> None:
-    publish(node, messages(channel_id, range(10)))
-    victim = entry_digest(messages(channel_id, [4])[0])
-
-    def loses(item: Any) -> None:
-        if item.id == victim:
-            item.absent.reason = 0
-
-    log = MemoryLog()
-    first, again = backfilled(node, channel_id, log, mangle=items_changed(loses), times=2)
-    assert (first.entries_received, len(first.set_aside), first.set_aside[0]["code"]) == (
-        9,
-        1,
-        "lost",
-    )
-    assert (again.missing_here, again.outcome) == (0, "in_sync")
-    [healed] = backfilled(node, channel_id, log)
-    assert healed.entries_received == 1
-
-
 def test_random_damage_of_answers_never_raises_nor_gets_anything_wrong_into_the_log(
     node: RunningNode, channel_id: str
 ) -> None:
@@ -543,56 +496,3 @@ def test_an_answer_under_a_nonce_that_is_none_is_a_fault(
 
 
 # --- progress and the participant --------------------------------------------------------------------
-
-
-def chain(channel_id: str, total: int) -> list[Message]:
-    """Messages each of which names the two before it."""
-    made: list[Message] = []
-    for each in messages(channel_id, range(total)):
-        causes = tuple(HistoryEntry(cause.message_id) for cause in made[-2:])
-        made.append(replace(each, causal_history=causes))
-    return made
-
-
-def taken(file: ParticipantFile, channel_id: str, batches: int | None = None) -> list[Deliver]:
-    """Deliveries while a participant takes what is staged; all are confirmed."""
-    participant = file.participant(channel_id, "bob")
-    found: list[Deliver] = []
-
-    def save(saves: Iterable[Save]) -> None:
-        file.save(channel_id, saves)
-
-    draining = drain(participant, save, now_ms=lambda: 1_764_000_000_000, count=64)
-    for effects in islice(draining, batches):
-        waiting: list[Effect] = effects
-        while delivered := [each for each in waiting if isinstance(each, Deliver)]:
-            found += delivered
-            waiting = participant.confirm(delivered[-1].number)
-            file.save(channel_id, waiting)
-    return found
-
-
-def test_a_participant_takes_a_backfill_in_log_order_and_a_restart_continues_it(
-    node: RunningNode, channel_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every = chain(channel_id, 300)
-    publish(node, random.Random(SEED).sample(every, len(every)))
-    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
-
-    def backfill_of(file: ParticipantFile) -> SyncReport:
-        [report] = backfilled(node, channel_id, file.log(channel_id))
-        return report
-
-    with ParticipantFile(tmp_path / "file.db") as file:
-        assert backfill_of(file).entries_received == 300
-        first = taken(file, channel_id, batches=2)
-    with ParticipantFile(tmp_path / "file.db") as file:
-        assert backfill_of(file).missing_here == 0  # logged and staged messages are held
-        rest = taken(file, channel_id)
-        assert backfill_of(file).proved
-        assert len(file.log(channel_id)) == 300
-    assert 0 < len(first) < 300
-    delivered = first + rest
-    assert [each.message for each in delivered] == every
-    assert [each.number for each in delivered] == list(range(1, 301))
-    assert not any(each.after_gap or each.is_late for each in delivered)

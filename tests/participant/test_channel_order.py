@@ -16,11 +16,9 @@ from sdstore.sds import (
     Effect,
     HistoryEntry,
     Kind,
-    Lost,
     Message,
     Missing,
     ParticipantOptions,
-    Publish,
     decode,
     encode,
 )
@@ -177,28 +175,6 @@ def test_an_indexer_outside_of_the_mode_is_named_and_nothing_more_is_confirmed()
         assert len(member.channel_order.ordering) == len(member.log)  # still ordered, tentatively
 
 
-def test_what_depends_on_a_lost_message_stays_tentative_until_it_arrives() -> None:
-    world = three(ORDERED, ORDERED, ORDERED)
-    ada, bob, cyn = world.members
-    world.settle(ada, bob, cyn, ada)
-    confirmed = bob.channel_order.ordering.confirmed
-    lost = bob.say("lost")
-    bob.out.clear()
-    after = bob.say("after")
-    cyn.hear(after)
-    assert of(Lost, cyn.wait(400))
-    ordering = cyn.channel_order.ordering
-    assert cyn.texts[-1] == "after"  # delivered after the gap
-    lost_id, after_id = decode(lost)[0].message_id, decode(after)[0].message_id
-    assert (ordering.missing, ordering.waiting) == ([lost_id], [after_id])
-    assert ordering.confirmed == confirmed
-    cyn.crash()
-    assert cyn.channel_order.ordering.waiting == [after_id]
-    cyn.hear(lost)
-    assert cyn.channel_order.ordering.tail[-2:] == [lost_id, after_id]
-    assert not cyn.channel_order.ordering.waiting
-
-
 def test_a_forged_message_with_an_early_timestamp_takes_nothing_back_at_a_restart() -> None:
     world = three(ORDERED, ORDERED, ORDERED)
     confirmed = confirmed_of(world)[0]
@@ -255,27 +231,6 @@ def test_copies_of_an_indexer_s_message_that_its_id_disproves_change_nothing_in_
         assert (ordering.breaches, ordering.waiting) == ([], [])
         member.crash()
         assert member.channel_order.ordering.confirmed == confirmed[0]
-
-
-def test_the_order_of_a_file_is_that_of_its_participant(tmp_path: object) -> None:
-    path = f"{tmp_path}/order.db"
-    roles = Roles(indexers=("ada",))
-    with ParticipantFile(path) as file:
-        ada = file.participant(CHANNEL, "ada", ORDERED)
-        order = ChannelOrder(ada.log, roles)
-        for number in range(40):
-            effects = ada.send(b"%d" % number, NOON_MS)
-            [published] = of(Publish, effects)
-            file.save(CHANNEL, effects)
-            file.save(CHANNEL, ada.stored(published.message_id))
-            order.add(published.message_id)
-        confirmed = order.ordering.confirmed
-    with ParticipantFile(path) as file:
-        again = ChannelOrder(file.participant(CHANNEL, "ada", ORDERED).log, roles)
-        while again.load():
-            pass
-        assert again.ordering.confirmed == confirmed
-        assert [again.message(each).content for each in confirmed[:2]] == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -13,11 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.server.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
 from sdstore.participant import ParticipantFile, follower
-from sdstore.participant.driver import ParticipantDriver
-from sdstore.participant.events import BackfillProgress, Connection, DriverError
+from sdstore.participant.events import BackfillProgress, Connection
 from sdstore.participant.persistence import CURSOR_KEY, MemoryPersistence
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import (
@@ -27,13 +25,12 @@ from sdstore.sds.effects import (
     Ephemeral,
     GaveUp,
     Lost,
-    Rejected,
     Save,
     StoredRemotely,
 )
 from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.wire import store_pb2 as wire
-from tests.support.chatting import SMALL, App, InOrder, Network, joined
+from tests.support.chatting import SMALL, InOrder, Network, joined
 from tests.support.server import RunningNode, running_node
 
 
@@ -413,50 +410,6 @@ def test_what_was_not_confirmed_comes_again_with_the_same_number(
     run(scenario())
 
 
-def test_a_slow_application_holds_deliveries_back_and_loses_none(
-    url: str, place: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        few = replace(SMALL, deliveries_max=10)
-        async with (
-            joined([url], "ada", **place) as ada,
-            joined([url], "bob", confirms=False, participant=few, **place) as bob,
-        ):
-            for text in texts(35):
-                await ada.channel.send(text)
-            await bob.until(lambda bob: len(bob.texts) == 10)
-            await bob.ticks(5)
-            assert len(bob.texts) == 10
-            for number in (4, 10, 14, 24, 34):
-                await bob.until(lambda bob, number=number: len(bob.texts) >= number)
-                await bob.channel.confirm(number)
-            await bob.until(lambda bob: len(bob.texts) == 35)
-            assert bob.texts == texts(35)
-
-    run(scenario())
-
-
-def test_a_refused_message_is_reported_with_its_code_and_not_sent_again(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, frame_bytes_max=4_096)
-
-    async def scenario(url: str) -> None:
-        network = Network()
-        eager = replace(SMALL, resend_ms=50, resend_ms_max=50, attempts_max=5)
-        async with joined([url], "ada", network=network, participant=eager) as ada:
-            large = await ada.channel.send(bytes(5_000))
-            small = await ada.channel.send(b"small")
-            await ada.until(lambda ada: StoredRemotely(small) in ada.events)
-            await ada.until(lambda ada: ada.of(Rejected))
-            await ada.ticks(10)
-            [rejected] = ada.of(Rejected)
-            assert (rejected.message_id, rejected.code) == (large, "frame_too_large")
-            assert GaveUp(large) not in ada.events
-            assert ada.channel.status.unstored == 0
-
-    with running_node(tmp_path, limits) as node:
-        run(scenario(node.url))
-
-
 def test_a_burst_is_published_in_batches(url: str, place: dict[str, Any]) -> None:
     async def scenario() -> None:
         network = Network()
@@ -526,29 +479,6 @@ def test_cancelling_the_program_closes_everything(url: str, place: dict[str, Any
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-
-    run(scenario())
-
-
-def test_a_participant_that_left_continues_where_it_was(url: str, place: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with joined([url], "ada", **place) as ada, ParticipantDriver([url]) as driver:
-            channel = await driver.join(place["channel_id"], "bob", SMALL)
-            bob = App(driver, channel, confirms=True)
-            reading = asyncio.create_task(bob.read())
-            await ada.channel.send(b"0")
-            await bob.until(lambda bob: bob.texts == texts(1))
-            await channel.leave()
-            await reading
-            with pytest.raises(DriverError, match="was left"):
-                await channel.send(b"too late")
-            await ada.channel.send(b"1")
-            bob = App(driver, await driver.join(place["channel_id"], "bob", SMALL), confirms=True)
-            reading = asyncio.create_task(bob.read())
-            await bob.until(lambda bob: bob.texts == texts(1, 1))
-            assert bob.deliveries[0].number == 2
-            await bob.channel.leave()
-            await reading
 
     run(scenario())
 

@@ -506,28 +506,6 @@ def test_an_application_confirms_a_delivery_with_its_own_work(path: Path) -> Non
         assert file.confirmed(CHANNEL) == 1
 
 
-def test_confirm_and_save_keep_to_their_transactions(file: ParticipantFile) -> None:
-    log = file.log(CHANNEL)
-    with file.transaction():
-        pass
-    with pytest.raises(ParticipantFileError, match="misuse"):
-        file.confirm(CHANNEL, 1)
-    with file.transaction():
-        with pytest.raises(ParticipantFileError, match="misuse"):
-            file.confirm("no such channel", 1)
-        log.append(entry_of(message_of("a"), 1))
-        with pytest.raises(ParticipantFileError, match="busy"):
-            file.save(CHANNEL)
-    file.save(CHANNEL)
-    assert len(log) == 1
-    with (  # noqa: PT012 - the error is that of the end of the block
-        pytest.raises(ParticipantFileError, match="ended inside"),
-        file.transaction() as connection,
-    ):
-        file.confirm(CHANNEL, 1)
-        connection.commit()
-
-
 def test_a_file_that_cannot_be_opened_is_refused_with_advice_that_helps(tmp_path: Path) -> None:
     with pytest.raises(ParticipantFileError, match="does its folder exist"):
         ParticipantFile(tmp_path / "nowhere" / "chat.db")

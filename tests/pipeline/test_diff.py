@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +18,6 @@ from pipeline.columns import ENTRY_KEYS
 from pipeline.diff import diff
 from pipeline.manifest import EntryRange, FileRecord, Summary, entries_path
 from tests.support.cli import cli
-from tests.support.snapshots import conversation, fill_store
 
 FIRST_VERSION = Path(__file__).parents[1] / "fixtures" / "snapshots" / "1"
 CHANNELS = ("", "é", "general", "\U0001f600")
@@ -121,30 +118,6 @@ def test_a_diff_of_random_snapshots_is_the_difference_of_their_sets(
             r[0] == channel for r in sides[1]
         )
     assert [each.channel_id for each in found.ranges] == sorted(x.channel_id for x in found.ranges)
-
-
-def test_different_sides_are_compared_without_a_process_of_java(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"sqlite:///{tmp_path / 'sdstore.db'}"
-    fill_store(url, conversation(seed=1), 30)
-    rows = some_rows(random.Random(1), 40)
-    folder = write_side(tmp_path / "a", rows, 10)
-    starts = Mock(side_effect=AssertionError("a process starts"))
-    monkeypatch.setattr(subprocess, "Popen", starts)
-    monkeypatch.setattr("pipeline.session.spark_session", starts)
-    for other in (write_side(tmp_path / "b", rows[:35], 9), url):
-        result = cli("snapshot", "diff", folder, other, "--json")
-        assert (result.code, starts.call_count) == (Exit.NO, 0), result.err
-        assert result.json["equal"] is False
-        listed = result.json["left_only"]
-        assert listed["count"] == len(listed["rows"]) == (5 if isinstance(other, Path) else 40)
-        assert list(listed["rows"][0]) == [
-            "channel_id",
-            "lamport_timestamp",
-            "message_id",
-            "digest",
-        ]
 
 
 @pytest.mark.parametrize("damage", ["missing", "not Parquet", "a page", "a digest of 31 bytes"])

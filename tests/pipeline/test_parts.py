@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from blake3 import blake3
@@ -43,7 +42,6 @@ from pipeline.manifest import (
     share_file,
     write_file,
 )
-from pipeline.queries import shape_of
 from pipeline.session import java_home
 from tests.support.cli import cli
 
@@ -204,30 +202,6 @@ def test_pruning_removes_what_killed_exports_left_and_nothing_of_live_ones(tmp_p
         assert not left_over.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".of-somebody-else.partial", "live"]
     assert (tmp_path / "live" / "data").exists()
-
-
-@given(st.lists(st.lists(st.integers(0, 14), max_size=3), max_size=15))
-@settings(deadline=None, max_examples=200)
-def test_depth_and_width_are_those_of_a_plain_search(parents: list[list[int]]) -> None:
-    """Against an oracle, with cycles, self-references and parents that are not there."""
-    edges = [(child, p) for child, named in enumerate(parents) for p in named or [-1]]
-    children, targets = (np.array([e[i] for e in edges], np.int64) for i in (0, 1))
-    known = {
-        child: {p for p in named if p != child and p < len(parents)}
-        for child, named in enumerate(parents)
-    }
-    levels: dict[int, int] = {}
-    while settled := {
-        child: 1 + max((levels[p] for p in named), default=0)
-        for child, named in known.items()
-        if child not in levels and named <= levels.keys()
-    }:
-        levels |= settled
-    widths = [list(levels.values()).count(level) for level in levels.values()]
-    shape = shape_of(children, targets)
-    assert shape.depth == max(levels.values(), default=0)
-    assert shape.width == max(widths, default=0)
-    assert shape.cyclic_count == len(known) - len(levels)
 
 
 def test_the_readme_of_a_snapshot_explains_every_column() -> None:

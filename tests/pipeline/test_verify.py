@@ -9,23 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import functions as f
 
-from app.roots import root
 from pipeline import export, roots
 from pipeline import manifest as manifests
-from pipeline.columns import digest_array
 from pipeline.export import Exported, Route, export_snapshot, export_tables
-from pipeline.manifest import Manifest, PipelineError, Summary, write_file
+from pipeline.manifest import Manifest, PipelineError, write_file
 from pipeline.restore import restore_snapshot
-from pipeline.tables import entry_facts, parquet_bytes, read_entries
+from pipeline.tables import entry_facts, parquet_bytes
 from pipeline.verify import Fault, verify_snapshot
-from tests.support.snapshots import CHANNELS, conversation, fill_store
+from tests.support.snapshots import conversation, fill_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,30 +99,6 @@ def test_a_row_that_was_left_out_shows_in_the_totals(
     findings = verify_snapshot(spark, tmp_path / "forged").findings
     assert {"entries", "channels.parquet"} <= {each.where for each in findings}
     assert {each.fault for each in findings} <= {Fault.ROOT_DIFFERS, Fault.CLAIM_WITHOUT_ENTRY}
-
-
-@pytest.mark.parametrize("bits", [0, 3, 16])
-def test_roots_are_the_same_however_finely_a_set_is_cut(
-    spark: SparkSession, snapshot: Path, bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roots, "_bucket_bits", lambda _: bits)
-    manifest, entries = manifests.load(snapshot), read_entries(spark, snapshot)
-    proved = roots.prove(spark, snapshot, manifest.entry_ranges, manifest.claim_ranges, tuple)
-    assert (proved.entries, proved.claims) == (manifest.entries, manifest.claims)
-    assert proved.orphans == ()
-    assert [row.channel_id for row in proved.made] == sorted(CHANNELS)
-    rows = {row.channel_id: row for row in proved.made}
-    newer = {CHANNELS[1]: [bytes([n]) * 32 for n in range(9)], CHANNELS[2]: [], "new": [bytes(32)]}
-    summed = roots.channel_summaries(spark, snapshot, manifest.entry_ranges, newer)
-    assert summed.pop("new") == Summary.of((1, root(np.zeros((1, 32), np.uint8))))
-    assert summed.keys() == {*CHANNELS[1:3]}
-    for channel_id in CHANNELS:
-        its = entries.where(f.col("channel_id") == channel_id).select("digest").toArrow()["digest"]
-        assert rows[channel_id][1:3] == (len(its), root(digest_array(its)))
-        if channel_id in summed:
-            grown = pa.chunked_array([*its.chunks, pa.array(newer[channel_id], pa.binary())])
-            expected = Summary.of((len(grown), root(digest_array(grown))))
-            assert summed[channel_id] == expected
 
 
 def test_a_proof_names_the_entries_that_claims_miss(

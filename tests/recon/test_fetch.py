@@ -208,25 +208,3 @@ def test_a_greedy_fetch_is_refused() -> None:
     fetch.counts = b"\x01"
     with pytest.raises(RemoteProtocolError):
         read_fetch(fetch)
-
-
-@pytest.mark.parametrize("late_count", [1, 20, 400])
-def test_a_cut_fetch_goes_on_with_full_answers_after_late_elements_at_the_low_end(
-    late_count: int,
-) -> None:
-    limits = Limits(fetch_scan_max=16_000, fetch_elements_max=1_000)
-    early = [(order + 1_000, order.to_bytes(4, "big") * 8) for order in range(20_000)]
-    late = [(order, order.to_bytes(4, "big") * 8) for order in range(late_count)]
-    view = view_of([*early, *late], batch=20_000)
-    assert len(view.runs) == 2
-    counts, lower = [], WHOLE.lower
-    while True:
-        span = Need(Range(lower, END), None, 1)
-        found = resolve(view, read_fetch(pack_fetch([span])), limits)
-        counts.append(len(found.ids))
-        if found.resume is None:
-            break
-        lower = found.resume
-    assert sum(counts) == len(early) + len(late)
-    assert max(counts) <= 1_000
-    assert min(counts[:-1]) > 900

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from copy import deepcopy
-from typing import Any
 
 import pytest
 
@@ -231,25 +230,3 @@ def test_a_message_costs_one_small_record() -> None:
         assert sum(len(value or b"") for _, value in save.changes) < 60
     for save in of(Save, bob.effects)[1:]:
         assert [key for key, _ in save.changes] == ["progress"]
-
-
-@pytest.mark.parametrize("wrong", ["text", 5, [1, 2]])
-def test_what_is_not_bytes_is_refused_and_spoils_nothing_that_is_sent_later(wrong: Any) -> None:
-    ada = Device("ada")
-    frame, it = Device("bob").say("hum"), ada.participant
-    for name, call in (
-        ("content", lambda: it.send(wrong, ada.now_ms)),
-        ("retrieval_hint", lambda: it.send(b"hello", ada.now_ms, retrieval_hint=wrong)),
-        ("retrieval_hint", lambda: it.receive(frame, ada.now_ms, retrieval_hint=wrong)),
-        ("retrieval_hint", lambda: it.stored("an ID", wrong)),
-        ("frame", lambda: it.receive(wrong, ada.now_ms)),
-    ):
-        with pytest.raises(TypeError) as raised:
-            call()
-        assert isinstance(raised.value, LocalProtocolError)
-        assert raised.value.code == "wrong_type"
-        assert raised.value.detail == f"{name} is of type {type(wrong).__name__}, not bytes"
-    assert len(ada.log) == 0
-    ada.say("hello")
-    ada.crash()
-    ada.say("hello again")

@@ -32,7 +32,6 @@ WINDOWS = 3
 GET_P99_S_MAX = 0.25
 PUBLISH_P99_S_MAX = 1.0
 MEMORY_MIB_MAX = 512
-START_SECONDS_MAX = 60
 HONEST_CLIENT = str(honest_client.__file__)
 KNOWN_ID = decode(next(small_frames(1)))[0].message_id
 

@@ -33,10 +33,6 @@ class Cluster:
         """Process IDs of the executors that run now: the children of the workers."""
         return [pid for worker in self.workers for pid in children_of(worker)]
 
-    def executors_at_work(self) -> list[int]:
-        """Those that have started Python for their tasks."""
-        return [pid for pid in self.executors() if any(map(is_daemon_of_tasks, children_of(pid)))]
-
 
 @contextmanager
 def spark_cluster(folder: Path, workers_count: int) -> Iterator[Cluster]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import app.cli.copying as filestore
-import app.recon.endpoint as recon_endpoint
 import sdstore.client.transport as client_transport
 import sdstore.sync.content as content_module
 from app.cli.files import ExistingMessages, FileFormat, format_of_name
@@ -19,7 +18,7 @@ from sdstore.client import StoreClient
 from sdstore.participant import ParticipantFile
 from sdstore.sds.codec import decode, encode
 from sdstore.sync.report import SyncReport
-from sdstore.wire.recon_pb2 import REFUSED, ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.cli import cli, command
 from tests.support.federation import InProcessPeer, message, open_nodes, publish
 from tests.support.server import RunningNode, running_node
@@ -124,27 +123,6 @@ def test_a_participants_file_is_refused_and_not_changed(tmp_path: Path, name: st
     assert result.code == 2
     assert f"invalid_parameter: {file} is an SQLite database" in result.err
     assert file.read_bytes() == whole
-
-
-def test_the_whole_channel_is_read_where_the_node_refuses_to_compare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file.ldp"
-    refuses = ReconResponse(version=2, status=REFUSED)
-
-    async def answer(*_: object) -> ReconResponse:
-        return refuses
-
-    monkeypatch.setattr(recon_endpoint.ReconEndpoint, "answer", answer)
-    with running_node(tmp_path / "data") as node:
-        publish_frames(node, range(COUNT))
-        arguments = ("backfill", "c", "--into", file, "--node", node.url)
-        first, again = cli(*arguments), cli(*arguments)
-    assert (first.code, again.code) == (0, 0)
-    assert f"{COUNT} messages added" in first.out
-    assert "read all pages" in first.err
-    assert "0 messages added" in again.out
-    assert ids_in(file) == [f"m{n}" for n in range(COUNT)]
 
 
 def publish_frames(node: RunningNode, numbers: range, content: bytes = b"content") -> None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import io
 import random
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.files import (
     BadItem,
     DelimitedReader,
-    FileFormat,
     delimited,
-    format_of_input,
 )
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
@@ -67,33 +63,3 @@ def test_a_damaged_length_costs_its_own_record_at_most(data: st.DataObject) -> N
     whole = [each for each in found if not isinstance(each, BadItem)]
     rest = [each for number, each in enumerate(frames) if number != place]
     assert [each for each in whole if each in rest] == rest
-
-
-LINE = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}\n'
-# 123 is "{".
-FRAME_LIKE_A_BRACE = encode(
-    message(1, content=bytes(123 - len(encode(message(1, content=b""))) - 3))
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "raw", "wanted"),
-    [
-        ("-", LINE, FileFormat.NDJSON),
-        ("-", b"\xef\xbb\xbf" + LINE, FileFormat.NDJSON),
-        ("-", b"\r\n \n" + LINE, FileFormat.NDJSON),
-        ("-", b"{damaged\n" + LINE, FileFormat.NDJSON),
-        ("all.ndjson", b"damaged\n" + LINE, FileFormat.NDJSON),
-        ("all.JSON", b"", FileFormat.NDJSON),
-        ("-", b"", FileFormat.PROTOBUF),
-        ("-", delimited(frame(1)), FileFormat.PROTOBUF),
-        ("-", delimited(FRAME_LIKE_A_BRACE), FileFormat.PROTOBUF),
-    ],
-)
-def test_the_format_is_told_from_the_name_or_the_beginning(
-    name: str, raw: bytes, wanted: FileFormat
-) -> None:
-    stream = io.BufferedReader(io.BytesIO(raw))
-    assert format_of_input(stream, Path(name), FileFormat.AUTO) is wanted
-    assert format_of_input(stream, Path(name), FileFormat.FRAME) is FileFormat.FRAME
-    assert stream.read() == raw

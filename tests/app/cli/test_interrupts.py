@@ -54,27 +54,6 @@ def test_ctrl_c_ends_any_verb_with_130_and_no_traceback(
         assert (verb[0], code, b"Traceback" in errors) == (verb[0], 130, False), errors
 
 
-def test_an_import_that_waits_for_a_pipe_hears_ctrl_c(tmp_path: Path) -> None:
-    """Open and silent: the loop is inside a read, where its own handler could not end it."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    folder = tmp_path / "data"
-    arguments = command("import", str(fifo), "--data-dir", str(folder))
-    with ExitStack() as stack:
-        pipe = subprocess.PIPE
-        process = stack.enter_context(subprocess.Popen(arguments, stdout=pipe, stderr=pipe))
-        stack.callback(process.kill)
-        stack.callback(os.close, os.open(fifo, os.O_RDWR))
-        deadline = time.monotonic() + PYTHON_WAIT_S_MAX
-        while not list(folder.glob("*.db")):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        time.sleep(2 * STARTED_S / len(VERBS))
-        process.send_signal(signal.SIGINT)
-        errors = process.communicate(timeout=30)[1]
-    assert (process.returncode, b"Traceback" in errors) == (130, False), errors
-
-
 @pytest.mark.parametrize("after_s", [0.3, 0.6, 0.9, 1.2, 1.5])
 def test_ctrl_c_while_modules_are_loaded_is_not_lost(after_s: float, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"

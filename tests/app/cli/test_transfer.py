@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from app.cli.files import delimited
 from app.demo.run import conversation, real_frames, running_node
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import entry_digest
-from tests.support.cli import cli, command
+from tests.support.cli import cli
 from tests.support.federation import message
 
 # One frame an entry: a rebroadcast with another bloom filter is the same one.
@@ -51,30 +48,6 @@ def test_what_is_exported_and_imported_is_the_same_store(tmp_path: Path, file: P
     assert cli("import", again, "--data-dir", two).code == 0
     assert entries_of(one) == entries_of(two) == len(ITEMS)
     assert cli("check", "--deep", "--data-dir", two).code == 0
-
-
-def test_ndjson_keeps_messages_and_hints(tmp_path: Path) -> None:
-    with running_node(tmp_path / "one") as node:
-        for number in range(3):
-            frame = encode(message(number))
-            cli(
-                "publish",
-                "-",
-                "--format",
-                "frame",
-                "--hint",
-                f"0{number}",
-                "--node",
-                node,
-                stdin=frame,
-            )
-    file = tmp_path / "all.ndjson"
-    assert cli("export", file, "--data-dir", tmp_path / "one").code == 0
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["retrieval_hints"] for line in lines] == [["00"], ["01"], ["02"]]
-    assert cli("import", file, "--data-dir", tmp_path / "two").code == 0
-    with running_node(tmp_path / "two") as node:
-        assert cli("hint", "01", "--node", node, "--json").json["message"]["message_id"] == "m1"
 
 
 def test_an_export_is_continued_with_what_is_new(tmp_path: Path, file: Path) -> None:
@@ -126,27 +99,6 @@ def test_an_export_of_channels_that_the_store_does_not_have_is_1_and_leaves_no_f
     copy.write_bytes(FILE)
     assert cli(*typos).code == 1
     assert copy.read_bytes() == FILE
-
-
-def test_an_import_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    file, data = tmp_path / "many.ldp", tmp_path / "data"
-    items = conversation(20_000, 9)
-    file.write_bytes(b"".join(delimited(item.frame) for item in items))
-    importing = subprocess.Popen(command("import", file, "--data-dir", data))
-    marks = data / "imports"
-    deadline = time.monotonic() + 30
-    while not (marks.is_dir() and list(marks.glob("*.json"))):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    importing.kill()
-    importing.wait()
-    kept = entries_of(data)
-    assert 0 < kept < len(items)
-    result = cli("import", file, "--data-dir", data)
-    assert result.code == 0
-    assert "continuing behind message" in result.err
-    assert entries_of(data) == len(items)
-    assert not list(marks.glob("*.json"))
 
 
 def test_an_interrupted_import_begins_anew_where_the_database_went_back_in_time(

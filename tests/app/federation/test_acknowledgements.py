@@ -22,7 +22,6 @@ from tests.support.lying_peer import (
     drops_claims,
     forgetful_peer,
     lying_peer,
-    refuses,
 )
 from tests.support.server import running_node
 
@@ -101,25 +100,3 @@ def test_the_next_session_names_what_a_peer_acknowledged_and_dropped_later(tmp_p
                 assert each.element_id.hex() in report["detail"]
                 assert each.element_id.hex() in "".join(said.split())
             assert finished(client, client.start_sync(url).id)["detail"] == ""
-
-
-@pytest.mark.parametrize("others", [0, 3_000])
-def test_what_a_peer_keeps_although_it_refused_it_is_not_fetched_again(
-    tmp_path: Path, others: int
-) -> None:
-    with (
-        running_node(tmp_path / "one") as one,
-        running_node(tmp_path / "two") as two,
-        StoreClient(one.url, token=token_for(one.url)) as client,
-        StoreClient(two.url, token=token_for(two.url)) as upstream,
-        lying_peer(two.url, lambda _: False, refuses) as url,
-    ):
-        publish(client, 0, 3_000)
-        first = finished(client, client.start_sync(url).id)
-        assert (first["set_aside_count"] > 0, len(missing(upstream, 3_000))) == (True, 0)
-        publish(upstream, 3_000, 3_000 + others)
-        second = finished(client, client.start_sync(url).id)
-        assert second["entries_received"] == others, second
-        assert second["bytes_down"] < 80_000 + 300 * others, second
-        third = finished(client, client.start_sync(url).id)
-        assert (third["entries_received"], third["set_aside_count"]) == (0, 0), third

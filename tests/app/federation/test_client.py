@@ -17,7 +17,6 @@ import trustme
 import zstandard
 
 from app.errors import Code, Problem
-from app.federation import client as kept
 from app.federation.client import PeerClients, open_http_transport
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.client import transport as calls
@@ -113,27 +112,6 @@ def test_an_open_connection_does_not_outlive_the_check_of_the_address(
     problem, accepted = asyncio.run(scenario())
     assert problem.code is Code.PEER_URL_REFUSED
     assert accepted == 1
-
-
-@pytest.mark.parametrize(("name", "value"), [("PEERS_KEPT_MAX", 2), ("IDLE_S", 0.0)])
-def test_connections_beyond_the_bound_or_too_long_unused_are_closed(
-    name: str, value: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, name, value)
-
-    async def scenario() -> tuple[int, int]:
-        clients = PeerClients()
-        async with a_peer() as one, a_peer() as two, a_peer() as three:
-            for peer in (one, two, three):
-                await one_session(clients, f"http://127.0.0.1:{peer.port}")
-            count = len(clients)
-            await one_session(clients, f"http://127.0.0.1:{one.port}")
-            await clients.close()
-            return count, one.accepted
-
-    count, accepted = asyncio.run(scenario())
-    assert count <= 2
-    assert accepted == 2  # the first one's connection was closed
 
 
 # --- answers of any server -----------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -18,7 +17,7 @@ from app.server.node import Node
 from recon.agreement import Interest
 from recon.elements import order_of_lamport
 from recon.limits import INTEREST_NAMES_MAX
-from sdstore.sync.report import SyncCode, SyncError, SyncOutcome, SyncReport
+from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
@@ -148,55 +147,6 @@ def test_a_change_in_mid_session_is_followed_by_that_session(
             assert {f"m{n}" for n in range(0, 300, 2)} <= set(await held(one)) & set(
                 await held(two)
             )
-
-    run(scenario())
-
-
-class Brief(InProcessPeer):
-    """A peer that wants something else only while it is greeted."""
-
-    def __init__(self, node: Node, briefly: Interest) -> None:
-        super().__init__(node)
-        self._briefly = briefly
-        self.is_last = False  # the greeting is the last call that it answers
-
-    async def recon(self, request: bytes) -> bytes:
-        if self.requests and self.is_last:
-            raise SyncError(SyncCode.PEER_UNREACHABLE, "it hung up")
-        if self.requests:
-            return await super().recon(request)
-        before, interests = self._node.interests.current, self._node.interests
-        await interests.set(self._briefly)
-        answer = await super().recon(request)
-        await interests.set(before)
-        return answer
-
-
-@pytest.mark.parametrize("is_answered", [True, False])
-def test_an_interest_that_went_away_and_came_back_is_noticed_at_the_next_answer(
-    tmp_path: Path, is_answered: bool
-) -> None:
-    """The peer's answers have the policy of before, but not the one that came with its interest."""
-
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            memory = Remembered()
-            assert (await sync(one, InProcessPeer(two), memory)).proved
-            memory.value = replace(memory.value, responder_nonce=b"")  # as after a restart
-            peer = Brief(two, channels("a"))
-            if not is_answered:
-                # The session that read the interest got no other answer; what it read is remembered.
-                peer.is_last = True
-                assert (await sync(one, peer, memory)).outcome is not SyncOutcome.IN_SYNC
-                peer = InProcessPeer(two)  # type: ignore[assignment]
-            await publish(one, [message(1, "a"), message(2, "b")])
-            await publish(two, [message(3, "a"), message(4, "b")])
-            report = await sync(one, peer, memory)
-            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-            assert await held(one) == await held(two) == {"m1", "m2", "m3", "m4"}
-            # It costs nothing afterwards: the next session is over the news again.
-            last = await sync(one, InProcessPeer(two), memory)
-            assert (last.outcome, last.requests) == (SyncOutcome.IN_SYNC, 1)
 
     run(scenario())
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.support.federation import message
 from tests.support.server import AS_OPERATOR, RunningNode, running_node
@@ -119,30 +118,6 @@ def test_the_state_of_a_peer_survives_a_restart_and_peers_of_former_settings_go(
         assert (after["state"], after["since_ms"]) == (before["state"], before["since_ms"])
     with running_node(tmp_path) as node:
         assert node.http.get("/v1/peers").json()["peers"] == []
-
-
-def test_idle_sessions_cost_no_writes_and_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # However slow the machine: no session is a long one, and no periodic write is due.
-    monkeypatch.setattr("app.federation.records.PEER_WRITE_S", QUIET_S)
-    monkeypatch.setattr("app.federation.syncs.RECORD_INTERVAL_S", QUIET_S)
-    # What is due is written some ten times while the sessions below run.
-    monkeypatch.setattr("app.federation.peers.LOOK_S", 0.05)
-    with running_node(tmp_path / "b") as b:
-        b.publish(message(1))
-        with running_node(tmp_path / "a", peers=[b.url], sync_interval_s=0.02) as a:
-            wait_until(lambda: peer_of(a)["state"] == "healthy")
-            wait_until(lambda: in_database(tmp_path / "a", "SELECT 1 FROM syncs"))
-            written = in_database(tmp_path / "a", "SELECT * FROM peers")
-            count = len(a.http.get("/v1/syncs").json()["syncs"])
-            wait_until(lambda: len(a.http.get("/v1/syncs").json()["syncs"]) > count + 20)
-            assert in_database(tmp_path / "a", "SELECT * FROM peers") == written
-            [(document,)] = in_database(tmp_path / "a", "SELECT document FROM syncs")
-        kept = json.loads(document)
-        assert kept["report"]["entries_received"] == 1
-        assert kept["started_by"] in ("schedule", "nudge")
-        assert kept["outcome"] == "in_sync"
 
 
 def test_the_record_of_divergence_counts_what_the_peer_lacks_and_how_old_it_is(

@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 
 import sdstore.sync.memory as memory_module
-from app.access.operator import token_for
-from app.federation.peer import PeerState
-from app.ingest.policy import ACCEPT, Candidate, Verdict, refuse
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
-from sdstore.client import StoreClient
-from sdstore.sds.model import Message, entry_digest
+from sdstore.sds.model import Message
 from sdstore.sync.report import SyncOutcome
-from tests.app.federation.test_over_http import until
 from tests.support.federation import (
     InProcessPeer,
     Remembered,
@@ -30,24 +25,11 @@ from tests.support.federation import (
     run,
     sync_with_peer,
 )
-from tests.support.server import running_node
 
 POLICY = "tests.app.federation.test_refused_by_the_thousand:NoSpam"
 PATIENT = replace(DEFAULT_LIMITS, policy_call_s_max=30)  # on a busy machine
 GOOD_COUNT = 20
 SHARE_MIB_MAX = 500  # of memory that a session takes beside a million refused messages
-
-
-class NoSpam:
-    """Refuses spam, and raises for riddles."""
-
-    revision = "1"
-
-    def __call__(self, candidate: Candidate) -> Verdict:
-        content = candidate.message.content or b""
-        if content.startswith(b"riddle"):
-            raise RuntimeError("the policy cannot read this")
-        return refuse("spam", "it is spam") if content.startswith(b"spam") else ACCEPT
 
 
 def spam(number: int) -> Message:
@@ -106,26 +88,3 @@ def test_good_messages_arrive_in_the_first_session_beside_a_million_that_are_ref
             await good_ones_arrive(one, two, 1_000_000)
 
     asyncio.run(scenario())
-
-
-def test_a_message_on_which_the_policy_raises_is_set_aside_and_the_peer_is_healthy(
-    tmp_path: Path,
-) -> None:
-    riddle = message(7, content=b"riddle")
-    with (
-        running_node(tmp_path / "one", PATIENT, policy=POLICY) as one,
-        running_node(tmp_path / "two") as two,
-        StoreClient(one.url, token=token_for(one.url)) as client,
-    ):
-        for n in range(50):
-            two.publish(message(n) if n != 7 else riddle)
-        peer = client.add_peer(two.url)
-        until(lambda: bool(client.peer_status(peer.id)["last_report"]))
-        status = client.peer_status(peer.id)
-        report = status["last_report"]
-        assert (report["outcome"], report["proved"]) == ("in_sync", True), report
-        assert client.channel("c").count == 49
-        [aside] = report["set_aside"]
-        assert (aside["id"], aside["code"]) == (entry_digest(riddle).hex(), "policy_failed")
-        assert status["state"] == PeerState.HEALTHY
-        assert "policy gave no verdict on 1 of its messages" in status["reason"]

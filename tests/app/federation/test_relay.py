@@ -37,10 +37,6 @@ def ephemeral(message_id: str, channel_id: str = "c", content: bytes = b"now") -
     return Message(message_id, channel_id, content=content)
 
 
-def sync_message(message_id: str, channel_id: str = "c") -> Message:
-    return Message(message_id, channel_id, lamport_timestamp=1)
-
-
 def stored(message_id: str, channel_id: str = "c") -> Message:
     return Message(message_id, channel_id, lamport_timestamp=1, content=b"kept")
 
@@ -118,28 +114,6 @@ def federation(
         for node, wanted in zip(nodes, peers, strict=True):
             links_up(node, len(wanted))
         yield nodes
-
-
-@pytest.mark.parametrize("peers", [[[1], []], [[], [0]], [[1], [0]]])
-def test_participants_on_two_stores_hear_each_other_whichever_has_the_other_as_its_peer(
-    tmp_path: Path, peers: list[list[int]]
-) -> None:
-    with (
-        federation(tmp_path, peers) as (a, b),
-        hearing(a) as at_a,
-        hearing(b, "/v1/channels/c/live") as at_b,
-    ):
-        for node, name in ((a, "from-a"), (b, "from-b")):
-            assert node.publish(ephemeral(f"e-{name}")).status_code == 202
-            assert node.publish(sync_message(f"s-{name}")).status_code == 202
-        everything = {"e-from-a", "s-from-a", "e-from-b", "s-from-b"}
-        wait_until(lambda: set(at_a) == set(at_b) == everything)
-        time.sleep(SETTLE_S)
-        assert (len(at_a), len(at_b)) == (4, 4)
-        for node in (a, b):
-            # Nothing of it is stored, and no gap is made of it.
-            assert node.http.get("/v1/feed").json()["messages"] == []
-            assert node.http.get("/v1/channels/c/gaps").json().get("gaps", []) == []
 
 
 @pytest.mark.parametrize(

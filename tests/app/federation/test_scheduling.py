@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import time
 from pathlib import Path
@@ -125,29 +124,6 @@ def test_two_nodes_that_are_peers_of_each_other_need_one_session_for_a_message(
             own = 1 if author is a else 0
             assert [after[0] - before[0], after[1] - before[1]] == [own, 1 - own]
             before = after
-
-
-def test_a_service_of_several_processes_starts_no_session_for_what_its_peer_pushed_to_any(
-    postgres_stores: PostgresStores, tmp_path: Path
-) -> None:
-    url = postgres_stores.new_url()
-    with (
-        running_node(tmp_path / "b1", database_url=url, sync_interval_s=INTERVAL_S) as b1,
-        running_node(tmp_path / "a", sync_interval_s=INTERVAL_S) as a,
-    ):
-        b1.http.post("/v1/peers", json={"url": a.url}).raise_for_status()
-        wait_for_peers(b1)
-        # Another worker of that service: it stores what is pushed, and holds no peer.
-        (tmp_path / "b2").mkdir()
-        shutil.copy(tmp_path / "b1" / "node.secret", tmp_path / "b2")
-        with running_node(tmp_path / "b2", database_url=url, sync_interval_s=INTERVAL_S) as b2:
-            a.http.post("/v1/peers", json={"url": b2.url}).raise_for_status()
-            wait_for_peers(a)
-            before = quiet_sessions(a, b1)
-            a.publish(message(1))
-            seconds_until_readable(b1, 1)
-            after = quiet_sessions(a, b1)
-            assert [after[0] - before[0], after[1] - before[1]] == [1, 0]
 
 
 def test_what_a_peer_sent_is_news_for_all_peers_but_that_one(tmp_path: Path) -> None:

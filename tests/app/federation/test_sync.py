@@ -19,7 +19,6 @@ from app.federation.peer import Peer, PeerOrigin
 from app.recon import endpoint as recon_endpoint
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
-from sdstore.sync.memory import Asked, PeerMemory
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
@@ -275,28 +274,5 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
                     report = await sync(nodes[one], nodes[two], memory=memories[one, two])
             assert (report.outcome, report.set_aside_count) == (SyncOutcome.IN_SYNC, 0)
             assert await holdings(nodes[0]) == await holdings(nodes[1]) == await holdings(nodes[2])
-
-    run(scenario())
-
-
-def test_a_sync_that_is_refused_as_busy_leaves_what_is_remembered_of_its_peer(
-    tmp_path: Path,
-) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}) as (one,):
-            peer = Peer("dead", httpx.URL("http://127.0.0.1:1/"), PeerOrigin.ADDED)
-            one.peers._peers[peer.peer_id] = peer
-            one.peers._begin(peer)
-            known = peer.memory = PeerMemory(lost_asked=(Asked(bytes(32), 1, 0.0),))
-            first = await one.peers.sync_peer(peer.peer_id)
-            due = peer.memory
-            peer.memory = known
-            with pytest.raises(Problem) as caught:
-                await one.peers.sync_peer(peer.peer_id)
-            assert caught.value.code is Code.SYNC_BUSY
-            assert peer.memory is known
-            assert due is not known
-            assert first.task is not None
-            await first.task
 
     run(scenario())

@@ -10,13 +10,11 @@ import gzip
 import http.client
 import json
 import os
-import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,7 +38,6 @@ from tests.support.attacked import (
 )
 
 MARGIN_S = 5
-SO_TIMESTAMPNS = 35  # asm-generic/socket.h; not in the module socket
 HEAD = b"host: localhost\r\ncontent-type: application/x-protobuf\r\n"
 POST = b"POST /v1/messages HTTP/1.1\r\n" + HEAD
 BATCH = b"POST /v1/messages/batch HTTP/1.1\r\n" + HEAD
@@ -351,53 +348,6 @@ def test_pages_asked_for_by_the_hundred_delay_no_look_up(node: Attacked, window_
     endure(node, [], window_s)
     for connection in (pipelined, *others):
         connection.close()
-
-
-def arrived_s(connection: socket.socket) -> float:
-    """When an answer 200 came to this machine, by the kernel (socket(7), SO_TIMESTAMPNS)."""
-    answer, [(_, _, stamp)], _, _ = connection.recvmsg(65_536, 64)
-    assert answer.startswith(b"HTTP/1.1 200"), answer[:100]
-    seconds, nanoseconds = struct.unpack("@qq", stamp)
-    return seconds + nanoseconds / 1e9
-
-
-def test_dear_requests_that_arrive_together_do_not_all_go_before_the_next_cheap_one(
-    empty_node: Attacked,
-) -> None:
-    """The node finds all of them at once when it looks; the cheap one came last."""
-    nonce = recon_wire.Session(initiator_nonce=bytes(16), interest_bytes=b"\x08\x01")
-    request = recon_wire.ReconRequest(version=PROTOCOL_VERSION, session=nonce)
-    dear = _plain(RECON, request.SerializeToString())
-    cheap = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    with ExitStack() as opened:
-        connections = [opened.enter_context(empty_node.connect()) for _ in range(201)]
-        *crowd, reader = connections
-        for connection in connections:  # so that the node has accepted all of them
-            connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-            connection.sendall(cheap)
-            arrived_s(connection)
-        os.kill(empty_node.pid, signal.SIGSTOP)
-        try:
-            for connection in crowd:
-                connection.sendall(dear)
-            reader.sendall(cheap)
-        finally:
-            os.kill(empty_node.pid, signal.SIGCONT)
-        answered_s = arrived_s(reader)
-        # A few per pass of the event loop.
-        assert sum(arrived_s(connection) < answered_s for connection in crowd) < 100
-
-
-def test_requests_sent_ahead_are_all_answered_in_order(empty_node: Attacked) -> None:
-    paths = ["/livez", "/nowhere", "/v1/channels/none", "/v1/info"] * 250
-    with empty_node.connect() as connection:
-        request = "".join(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n" for path in paths)
-        connection.sendall(request.encode())
-        answer = b""
-        while answer.count(b"HTTP/1.1 ") < len(paths):
-            answer += connection.recv(1 << 20)
-    statuses = [part.split(b" ")[0] for part in answer.split(b"HTTP/1.1 ")[1:]]
-    assert statuses == [b"200", b"404", b"404", b"200"] * 250
 
 
 # --- framing --------------------------------------------------------------------------------------

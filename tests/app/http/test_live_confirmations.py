@@ -16,7 +16,7 @@ from tests.app.http.test_live import Event, live
 from tests.app.http.test_order import CHAIN, CHANNEL, page, publish
 from tests.ordering.graphs import Sent, random_graph
 from tests.support.server import RunningNode, running_node
-from tests.support.stores import PostgresStores, Stores, taken_back
+from tests.support.stores import Stores, taken_back
 
 PATH = "/v1/channels/live"
 ABC: dict[str, Any] = {"channel_id": CHANNEL, "indexer": ["a", "b", "c"]}
@@ -78,27 +78,6 @@ def test_a_reader_resumes_behind_the_confirmations_it_has(node: RunningNode) -> 
     assert [*first["message_ids"], *following["message_ids"]] == ["c0", "a1", "b1", "c1", "a2"]
     # The same cursors serve the pages.
     assert page(node, after=following["cursor"])["items"][0]["message_id"] == "b2"
-
-
-def test_readers_of_every_worker_hear_the_same(
-    postgres_stores: PostgresStores, tmp_path: Path
-) -> None:
-    url = postgres_stores.new_url()
-    with (
-        running_node(tmp_path / "a", database_url=url) as here,
-        running_node(tmp_path / "b", database_url=url) as there,
-        live(here, PATH, **ABC) as one,
-        live(there, PATH, **ABC) as other,
-    ):
-        readers = (one, other)
-        assert [confirmed(each)["message_ids"] for each in readers] == [[], []]
-        heard: list[list[str]] = [[], []]
-        for at, each in enumerate(CHAIN):
-            publish((here, there)[at % 2], [each])
-        for ids, events in zip(heard, readers, strict=True):
-            while len(ids) < 7:
-                ids += confirmed(events)["message_ids"]
-        assert heard[0] == heard[1] == [each.message_id for each in CHAIN[:7]]
 
 
 def test_a_database_that_went_back_ends_the_confirmations_and_not_the_messages(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,30 +81,3 @@ def test_wrong_requests_have_their_codes(
 ) -> None:
     answer = node.http.post(f"/v1/negentropy{query}", content=body, headers=OCTETS)
     assert answer.json()["code"] == code
-
-
-def test_a_client_that_counts_in_32_bits_asks_for_seconds(node: RunningNode) -> None:
-    start = 400 * (1 << 32) - 50_000  # milliseconds, around a multiple of 2^32
-    there = [Message(f"ms{n}", "n/ms", lamport_timestamp=start + 700 * n) for n in range(150)]
-    there = [replace(each, content=b"hi") for each in there]
-    for each in there:
-        node.publish(each)
-    seconds = [replace(m, lamport_timestamp=(m.lamport_timestamp or 0) // 1_000) for m in there]
-    assert max(m.lamport_timestamp or 0 for m in seconds) < 1 << 32
-    lamports = np.array([m.lamport_timestamp for m in seconds[20:]], dtype=np.int64)
-    ids = np.frombuffer(b"".join(map(entry_digest, there[20:])), dtype=np.uint8).reshape(-1, 32)
-    client = Negentropy(Records.from_lamports(lamports, ids), frame_limit_bytes=60_000)
-    need: set[bytes] = set()
-    message: bytes | None = client.initiate()
-    while message is not None:
-        query = {"channel_id": "n/ms", "divisor": "1000"}
-        answer = node.http.post("/v1/negentropy", params=query, content=message, headers=OCTETS)
-        assert answer.status_code == 200, answer.text
-        message, have_ids, need_ids = client.reconcile(answer.content)
-        assert not have_ids
-        need |= set(need_ids)
-    assert need == set(map(entry_digest, there[:20]))
-    for divisor in ("0", "-1", "x"):
-        query = {"channel_id": "n/ms", "divisor": divisor}
-        answer = node.http.post("/v1/negentropy", params=query, content=b"a", headers=OCTETS)
-        assert answer.status_code == 400

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
 
 from app.access.callers import Scope
 from app.access.tokens import TokenFile
@@ -254,30 +253,6 @@ def test_pushed_items_enter_by_the_door_and_have_outcomes_in_order(node: Running
     for hint, found in (("01", "m2"), ("04", "m1")):
         page = node.http.get(f"/v1/hints/{hint}").json()["messages"]
         assert [m["message"]["message_id"] for m in page] == [found]
-
-
-def test_replies_are_packed_for_who_can_unpack_them(node: RunningNode) -> None:
-    for n in range(50):
-        node.publish(message(n, bytes(100)))
-    header = hand_shake(node)
-    queue = FetchQueue(empty_view(header))
-    queue.add(Need(WHOLE, None, 1_000))
-    request = request_in(header, fetch=pack_fetch(queue.next_batch(1_000)))
-    raw = request.SerializeToString()
-    plain = node.http.post(
-        "/v1/recon", content=raw, headers={**PROTOBUF, "accept-encoding": "identity"}
-    )
-    headers = {**PROTOBUF, "accept-encoding": "zstd", "content-encoding": "zstd"}
-    with node.http.stream(
-        "POST", "/v1/recon", content=zstandard.compress(raw), headers=headers
-    ) as packed:
-        body = b"".join(packed.iter_raw())
-    assert packed.headers["content-encoding"] == "zstd"
-    assert "zstd" in packed.headers["accept-encoding"]
-    assert len(body) < len(plain.content) / 2
-    assert digests([wire.ReconResponse.FromString(zstandard.decompress(body))]) == digests(
-        [wire.ReconResponse.FromString(plain.content)]
-    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shutil
 import socket
@@ -282,31 +281,6 @@ def test_tokens_are_made_listed_and_revoked_over_http(guarded: Guarded) -> None:
         assert caught.value.code == "unauthenticated"
     again = guarded.node.http.delete(f"/v1/tokens/{document['id']}", headers=admin)
     assert (again.status_code, again.json()["code"]) == (404, "not_found")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"scopes": []},
-        {"scopes": ["everything"]},
-        {"scopes": ["open"]},
-        {"scopes": ["admin"], "channels": ["a"]},
-        {"scopes": ["read"], "channels": "a"},
-        {"scopes": ["read"], "expires_in_s": -1},
-        {"scopes": ["read"], "secret": "mine"},
-        {"scopes": ["read"], "channels": ["\ud800"]},
-    ],
-)
-def test_a_token_that_makes_no_sense_is_refused_over_http(
-    guarded: Guarded, body: dict[str, object]
-) -> None:
-    admin = guarded.token(Scope.ADMIN)
-    before = guarded.file.read()
-    raw = json.dumps(body)
-    headers = {**admin, "content-type": "application/json"}
-    answer = guarded.node.http.post("/v1/tokens", content=raw, headers=headers)
-    assert answer.status_code == 400
-    assert guarded.file.read() == before
 
 
 def test_while_the_file_is_damaged_a_token_is_refused_and_says_why(tmp_path: Path) -> None:

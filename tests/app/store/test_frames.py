@@ -258,28 +258,6 @@ async def test_a_row_with_another_messages_frame_is_lost_content(stores: Stores)
 
 
 @pytest.mark.anyio
-async def test_a_row_and_its_reference_that_are_both_damaged_are_lost_content_and_come_back(
-    stores: Stores,
-) -> None:
-    entries = conversation(60, known=500)
-    url = await written(stores, [entries])
-    [reference, *_] = references_of(url)
-    users = in_database(url, partial(users_of, reference_no=reference))
-    in_database(url, partial(cut, table="filter_references", seq=reference))
-    in_database(url, partial(cut, table="frames", seq=users[1]))
-    async with reopened(url) as store:
-        store.begin_writing()
-        assert store.writer.recheck(range(1, 61)).lost == {users[1]}
-        assert await read(store, entries) == (
-            [users[1] - 1],
-            [seq - 1 for seq in users if seq != users[1]],
-        )
-        [result] = store.writer.write([entries[users[1] - 1]])
-        assert (result.seq, result.is_mended) == (users[1], True)
-        assert users[1] - 1 not in (await read(store, entries))[1]
-
-
-@pytest.mark.anyio
 async def test_a_lost_filter_is_told_once_and_the_frame_is_sound_from_then_on(
     stores: Stores,
 ) -> None:
