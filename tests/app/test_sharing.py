@@ -151,6 +151,16 @@ async def test_of_two_that_grow_one_waits_and_the_other_is_refused_at_once() -> 
     assert share.free_units == 64
 
 
+async def test_one_that_gives_up_growing_leaves_nothing_behind() -> None:
+    share = Share(64, "bytes", replace(LIMITS, share_wait_s=0))
+    with await share.take("a", 20) as growing, await share.take("b", 40):
+        with pytest.raises(Problem):
+            await share.grow(growing, 30)
+        (await share.take("c", 4)).release()
+        assert (growing.units, share.free_units) == (20, 4)
+    assert share.free_units == 64
+
+
 async def test_an_answer_is_made_once_for_all_who_ask_at_about_the_same_time() -> None:
     made: list[int] = []
 

@@ -6,7 +6,9 @@ from sdstore.mvds import (
     Deliver,
     GaveUp,
     Ignored,
+    LocalProtocolError,
     MemoryState,
+    Message,
     Node,
     Options,
     Payload,
@@ -110,6 +112,20 @@ def test_who_is_no_member_gives_and_offers_nothing() -> None:
     effects = node.receive("eve", raw)
     assert effects == [Ignored("eve", "offers", 1), Ignored("eve", "messages", 1)]
     assert not state.peers()
+
+
+def test_many_acks_never_keep_the_largest_message_out() -> None:
+    options = Options(payload_bytes_max=2_000, interactive=False)
+    node, kept, _ = node_of(options)
+    for number in range(500):
+        node.receive("ada", encode(Payload(messages=(Message(GROUP, number, b""),))))
+        node.processed(Message(GROUP, number, b"").message_id)
+    big = Message(GROUP, 1, bytes(node.message_bytes_max - 32 - len(GROUP)))
+    kept.kept[big.message_id] = big
+    node.send(big)
+    assert payload_to(node, "ada", 1).messages == (big,)
+    with pytest.raises(LocalProtocolError, match="half a payload"):
+        node.send(Message(GROUP, 1, big.body + b"x"))
 
 
 def test_the_state_of_a_peer_is_bounded_both_ways() -> None:

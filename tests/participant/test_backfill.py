@@ -7,7 +7,8 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,10 +22,12 @@ from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
 from sdstore.client.exchange import Batcher
 from sdstore.client.records import PublishItem, StoredMessage
 from sdstore.client.transport import HttpTransport, HttpxCalls
-from sdstore.participant.backfill import LogReplica
+from sdstore.participant.backfill import LogReplica, drain
+from sdstore.participant.file import ParticipantFile
 from sdstore.sds.codec import encode
+from sdstore.sds.effects import Deliver, Effect, Save
 from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog
-from sdstore.sds.model import Message, entry_digest
+from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.sync.comparison import Mode
 from sdstore.sync.content import MOVES_IN_FLIGHT_MAX
 from sdstore.sync.driver import sync_with_peer
@@ -493,6 +496,59 @@ def test_an_answer_under_a_nonce_that_is_none_is_a_fault(
 
     [report] = backfilled(node, channel_id, MemoryLog(), mangle=renames)
     assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_misbehaved")
+
+
+def chain(channel_id: str, total: int) -> list[Message]:
+    """Messages each of which names the two before it."""
+    made: list[Message] = []
+    for each in messages(channel_id, range(total)):
+        causes = tuple(HistoryEntry(cause.message_id) for cause in made[-2:])
+        made.append(replace(each, causal_history=causes))
+    return made
+
+
+def taken(file: ParticipantFile, channel_id: str, batches: int | None = None) -> list[Deliver]:
+    """Deliveries while a participant takes what is staged; all are confirmed."""
+    participant = file.participant(channel_id, "bob")
+    found: list[Deliver] = []
+
+    def save(saves: Iterable[Save]) -> None:
+        file.save(channel_id, saves)
+
+    draining = drain(participant, save, now_ms=lambda: 1_764_000_000_000, count=64)
+    for effects in islice(draining, batches):
+        waiting: list[Effect] = effects
+        while delivered := [each for each in waiting if isinstance(each, Deliver)]:
+            found += delivered
+            waiting = participant.confirm(delivered[-1].number)
+            file.save(channel_id, waiting)
+    return found
+
+
+def test_a_participant_takes_a_backfill_in_log_order_and_a_restart_continues_it(
+    node: RunningNode, channel_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = chain(channel_id, 300)
+    publish(node, random.Random(SEED).sample(every, len(every)))
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
+
+    def backfill_of(file: ParticipantFile) -> SyncReport:
+        [report] = backfilled(node, channel_id, file.log(channel_id))
+        return report
+
+    with ParticipantFile(tmp_path / "file.db") as file:
+        assert backfill_of(file).entries_received == 300
+        first = taken(file, channel_id, batches=2)
+    with ParticipantFile(tmp_path / "file.db") as file:
+        assert backfill_of(file).missing_here == 0  # logged and staged messages are held
+        rest = taken(file, channel_id)
+        assert backfill_of(file).proved
+        assert len(file.log(channel_id)) == 300
+    assert 0 < len(first) < 300
+    delivered = first + rest
+    assert [each.message for each in delivered] == every
+    assert [each.number for each in delivered] == list(range(1, 301))
+    assert not any(each.after_gap or each.is_late for each in delivered)
 
 
 # --- progress and the participant --------------------------------------------------------------------

@@ -16,6 +16,8 @@ from sdstore.sds import (
     Effect,
     HistoryEntry,
     Kind,
+    LogEntry,
+    MemoryLog,
     Message,
     Missing,
     ParticipantOptions,
@@ -231,6 +233,25 @@ def test_copies_of_an_indexer_s_message_that_its_id_disproves_change_nothing_in_
         assert (ordering.breaches, ordering.waiting) == ([], [])
         member.crash()
         assert member.channel_order.ordering.confirmed == confirmed[0]
+
+
+def test_a_log_is_loaded_in_slices_whatever_its_timestamps() -> None:
+    rng, log, cause = random.Random(1), MemoryLog(), ""
+    for number in range(6_000):
+        sender = "ab"[number % 2]
+        lamport = 7 if number < 5_000 else rng.randint(0, 2**63 - 1)
+        history = tuple(HistoryEntry(each) for each in (cause, f"{number - 2}") if each >= "0")
+        message = Message(f"{number}", CHANNEL, sender, lamport, history, content=b"x")
+        log.append(LogEntry(message, encode(message), number + 1))
+        cause = f"{number}"
+    order = ChannelOrder(log, Roles(indexers=["a", "b"]))
+    slices = 1
+    while order.load():
+        slices += 1
+        assert not order.ordering.breaches
+    assert slices >= 13
+    assert order.ordering.confirmed + order.ordering.tail == [f"{each}" for each in range(6_000)]
+    assert not order.load()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

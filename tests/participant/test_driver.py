@@ -15,7 +15,7 @@ import pytest
 
 from sdstore.client import StoreClient
 from sdstore.participant import ParticipantFile, follower
-from sdstore.participant.events import BackfillProgress, Connection
+from sdstore.participant.events import BackfillProgress, Connection, DriverError
 from sdstore.participant.persistence import CURSOR_KEY, MemoryPersistence
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import (
@@ -260,6 +260,29 @@ def test_a_catch_up_that_fails_goes_on_with_another_store(
         run(scenario(other.url))
 
 
+def test_causes_too_far_back_for_a_walk_are_backfilled(
+    url: str, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    frames = chain(place["channel_id"], 400)
+    monkeypatch.setattr("sdstore.participant.stores.WALKS_MAX", 1)
+
+    async def scenario(other: str) -> None:
+        with StoreClient(other) as store:
+            list(store.publish_batch(frames[:-1]))
+        network = Network()
+        draw = InOrder()
+        async with joined([url, other], "bob", network=network, draw=draw, **place) as bob:
+            network.counts.clear()
+            with StoreClient(url) as store:
+                store.publish(frames[-1])
+            await bob.until(lambda bob: len(bob.texts) == 400)
+            assert network.counts["POST /v1/recon"] > 0
+            assert network.counts["POST /v1/messages/ancestors"] == 1
+
+    with running_node(tmp_path) as other:
+        run(scenario(other.url))
+
+
 def test_content_that_one_store_lost_comes_from_another(
     url: str, place: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -461,6 +484,24 @@ def test_nothing_is_delivered_or_published_before_it_is_saved(
             await bob.until(lambda bob: bob.texts == [b"hello"])
             await ada.until(lambda ada: ada.texts == [b"hello, ada"])
             await sending
+
+    run(scenario())
+
+
+def test_a_persistence_that_fails_for_good_ends_the_driver(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        file = Recorded()
+        app = joined([url], "ada", file, **place)
+        ada = await app.__aenter__()
+        file.errors = [OSError("the disk is gone")]
+        with pytest.raises(DriverError, match="the disk is gone"):
+            await ada.channel.send(b"hello")
+        with pytest.raises(DriverError, match="the disk is gone"):
+            await anext(ada.channel.events())
+        with pytest.raises(DriverError, match="the disk is gone") as failed:
+            await app.__aexit__(None, None, None)
+        assert isinstance(failed.value.__cause__, OSError)
+        assert failed.value.code == "failed"
 
     run(scenario())
 

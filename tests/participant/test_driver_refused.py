@@ -15,7 +15,7 @@ from sdstore.participant.persistence import MemoryPersistence
 from sdstore.sds.codec import decode
 from sdstore.sds.effects import Acknowledged, Lost
 from sdstore.sds.log import ParticipantLog
-from sdstore.sds.model import SHA256_MESSAGE, HistoryEntry, Message, entry_digest
+from sdstore.sds.model import SHA256_MESSAGE, Dialect, HistoryEntry, Message, entry_digest
 from tests.support.chatting import SMALL, App, joined
 from tests.support.server import RunningNode, running_node
 
@@ -164,6 +164,22 @@ def test_only_readers_of_a_channel_are_told_of_its_messages(tmp_path: Path) -> N
             for each in (here, there)
         ]
         assert codes == ["refused", "not_found"]
+
+
+def test_an_id_that_a_store_met_as_that_of_a_sync_message_is_not_waited_for(
+    node: RunningNode,
+) -> None:
+    async def scenario() -> None:
+        sync = Message("s1", "garden", "", 5)
+        assert node.publish(sync, Dialect.V1).status_code == 202
+        async with joined([node.url], "bob") as bob:
+            named = Message("m1", "garden", "", 6, (HistoryEntry("s1"),), content=b"hello")
+            node.publish(named, Dialect.V1)
+            await bob.until(lambda bob: bob.texts == [b"hello"])
+            assert bob.deliveries[0].after_gap == ()
+            assert bob.channel.status.missing == bob.channel.status.lost == 0
+
+    run(scenario())
 
 
 # ---- sync messages of version 1

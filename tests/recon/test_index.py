@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recon.agreement import SessionKey
 from recon.elements import WHOLE, OrderWindow
 from recon.errors import LocalProtocolError
-from recon.index import SCAN_ROWS_MAX, RangeIndex
+from recon.index import NO_SUMS, SCAN_ROWS_MAX, RangeIndex, Run
 from recon.view import View, ViewCache
 from tests.recon.test_sync import ELEMENTS, crowd
 from tests.support.recon_talk import HEADER, Element, columns_of, insert, set_of, summary_of
@@ -48,6 +48,20 @@ def test_inserting_counts_what_is_new_and_views_hold_their_groups(
     assert len(early) == len(late) == len(wanted)
     assert set_of(*early.elements(WHOLE)) == set_of(*late.elements(WHOLE)) == wanted
     assert summary_of(early) == summary_of(late)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from([1, 1000, 2**63]), st.integers(0, 700))
+def test_many_searches_in_a_long_column_find_what_single_ones_find(
+    seed: int, orders_max: int, extra: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    column = np.sort(rng.integers(0, orders_max, (1 << 17) + extra, dtype=np.uint64))
+    near = column[rng.integers(0, len(column), 400)] + rng.integers(0, 2, 400, dtype=np.uint64)
+    edges = [0, 1, orders_max, 2**64 - 1, column[0], column[-1], column[-1] + np.uint64(1)]
+    wanted = np.concatenate((near, np.array(edges, np.uint64)))
+    run = Run(column, None, NO_SUMS, NO_SUMS)
+    assert (run.first_at_least(wanted) == np.searchsorted(column, wanted)).all()
 
 
 def test_another_key_gives_other_hashes_and_short_ids() -> None:

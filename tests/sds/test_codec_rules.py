@@ -1,5 +1,9 @@
 """The rules of decoding, on frames built by hand."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -299,3 +303,20 @@ def decoded_or_code(frame: bytes) -> tuple[Message | None, str]:
         return decode(frame)[0], ""
     except MessageError as error:
         return None, error.code
+
+
+def test_a_protobuf_runtime_that_reads_frames_otherwise_is_refused() -> None:
+    """The pure Python runtime takes a known field with an overlong tag for an unknown one."""
+    program = (
+        "from sdstore.sds.codec import decode; print(decode(bytes.fromhex('12026964d0800007')))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "'python' runtime reads frames differently" in run.stderr

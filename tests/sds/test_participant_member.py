@@ -108,6 +108,16 @@ def test_a_forged_copy_that_comes_first_is_marked_and_the_message_takes_its_plac
     assert bob.order == ["first", "hello"]
 
 
+def test_what_a_forged_message_named_becomes_no_more_heads_than_the_bound() -> None:
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, heads_max=20))
+    before = [HistoryEntry(f"m{number}", b"", "carol") for number in range(60)]
+    for number, each in enumerate(before):
+        bob.hear(written(each.message_id, "carol", *before[max(number - 1, 0) : number]))
+    frame = ada.say("hello")
+    bob.hear(changed(frame, content=b"x", causal_history=tuple(before)), frame)
+    assert 1 < len([key for key in bob.state if key.startswith("head/")]) <= 20
+
+
 def test_lower_ranks_are_withheld_if_an_option_says_so() -> None:
     strict = replace(QUIET, rank_min=Rank.CONTENT)
     ada, bob = Device("ada"), Device("bob", strict)

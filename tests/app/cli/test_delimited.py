@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.files import (
+    LINE_BYTES_MAX,
     BadItem,
     DelimitedReader,
+    FileFormat,
+    MessageFile,
     delimited,
 )
+from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry
@@ -63,3 +67,18 @@ def test_a_damaged_length_costs_its_own_record_at_most(data: st.DataObject) -> N
     whole = [each for each in found if not isinstance(each, BadItem)]
     rest = [each for number, each in enumerate(frames) if number != place]
     assert [each for each in whole if each in rest] == rest
+
+
+LINE = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}\n'
+
+
+def test_a_line_that_is_too_long_costs_itself() -> None:
+    stream = io.BufferedReader(io.BytesIO(LINE + b" " * (2 * LINE_BYTES_MAX + 1) + LINE * 2))
+    messages = MessageFile(stream, FileFormat.NDJSON, FRAME_BYTES_MAX)
+    first, too_long, last = messages
+    assert isinstance(first, Publication)
+    assert too_long == BadItem(
+        "frame_too_large", f"the line is longer than {LINE_BYTES_MAX:,} bytes"
+    )
+    assert isinstance(last, Publication)
+    assert messages.position == stream.tell()

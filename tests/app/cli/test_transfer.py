@@ -175,6 +175,29 @@ def test_a_backup_never_takes_the_place_of_a_store_that_may_be_open(
     assert entries_of(one) == entries_of(two) == len(ITEMS)
 
 
+def test_a_file_that_is_no_database_is_one_line_and_6(tmp_path: Path, file: Path) -> None:
+    strange = tmp_path / "strange.db"
+    strange.write_bytes(b"a diary" * 1_000)
+    for verb in (
+        ("check",),
+        ("migrate",),
+        ("backup", tmp_path / "copy.db"),
+        ("import", file),
+        ("export", tmp_path / "copy.ldp"),
+    ):
+        result = cli(*verb, "--database", f"sqlite:///{strange}", "--data-dir", tmp_path)
+        assert (verb[0], result.code, result.err.count("\n")) == (verb[0], 6, 1)
+        assert "store_unavailable" in result.err
+    assert sorted(each.name for each in tmp_path.iterdir()) == [file.name, strange.name]
+
+
+def test_migrate_says_where_the_schema_is(tmp_path: Path, file: Path) -> None:
+    cli("import", file, "--data-dir", tmp_path)
+    report = cli("migrate", "--data-dir", tmp_path, "--json").json
+    assert report.keys() == {"database", "before", "after"}
+    assert report["before"] == report["after"] is not None
+
+
 def publish(node: str, numbers: range, channel: str = "c") -> None:
     frames = b"".join(delimited(encode(message(number, channel))) for number in numbers)
     assert cli("publish", "-", "--node", node, stdin=frames).code == 0

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,32 @@ def wait_until(is_so: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def peers_of(node: RunningNode) -> dict[str, dict[str, Any]]:
     return {each["url"]: each for each in node.http.get("/v1/peers").json()["peers"]}
+
+
+@contextmanager
+def two_hosts(
+    tmp_path: Path, url: str, **settings: Any
+) -> Iterator[tuple[RunningNode, RunningNode]]:
+    """Two nodes with data directories of their own over one database."""
+    settings = {"database_url": url, "sync_interval_s": QUIET_S, **settings}
+    with (
+        running_node(tmp_path / "one", **settings) as one,
+        running_node(tmp_path / "two", **settings) as two,
+    ):
+        yield one, two
+
+
+def started_at(node: RunningNode, peer_id: str) -> dict[str, Any]:
+    """A session that an operator starts, once no other one with the peer is running."""
+
+    def start() -> dict[str, Any] | None:
+        reply = node.http.post(f"/v1/peers/{peer_id}/sync")
+        assert reply.status_code in (202, 409), reply.text
+        started: dict[str, Any] = reply.json()
+        return started if reply.status_code == 202 else None
+
+    found: dict[str, Any] = wait_until(start)
+    return found
 
 
 def holder_of(database_url: str) -> tuple[str, int]:
@@ -79,6 +105,50 @@ def test_a_host_that_starts_gets_its_share_of_the_peers_and_gives_it_back(
                         10,
                     )
         wait_until(lambda: [*shares_of(url).values()] == [4])
+
+
+def test_peers_and_sessions_of_one_host_are_those_of_the_others(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    with (
+        running_node(tmp_path / "peer") as peer,
+        two_hosts(tmp_path, postgres_stores.new_url()) as hosts,
+    ):
+        one, two = hosts
+
+        def ends_of(sync_id: str) -> list[dict[str, Any]]:
+            return [each.http.get(f"/v1/syncs/{sync_id}").json() for each in hosts]
+
+        peer.publish(message(1))
+        added = one.http.post("/v1/peers", json={"url": peer.url}).json()
+        assert peers_of(two).keys() == {peer.url}
+        for node in hosts:
+            wait_until(lambda node=node: peers_of(node)[peer.url]["state"] == "healthy", 5)
+        # An operator can ask any of them; one of the two holds the peer.
+        for node, other in ((one, two), (two, one)):
+            started = started_at(node, added["id"])
+            assert started["started_by"] == "operator"
+            # The other host follows the session by its record.
+            events = other.http.get(f"/v1/syncs/{started['id']}/events").text
+            assert events.rstrip().rsplit("event: ", 1)[1].startswith("end")
+            # The host that ran it says so first; its record follows.
+            wait_until(
+                lambda sync_id=started["id"]: all(each["outcome"] for each in ends_of(sync_id)), 5
+            )
+            ends = ends_of(started["id"])
+            assert {each["outcome"] for each in ends} == {"in_sync"}
+            assert len({each["process"] for each in ends}) == 1
+        statuses = [each.http.get(f"/v1/peers/{added['id']}/status").json() for each in hosts]
+        assert statuses[0]["divergence"]["missing_there"] == 0
+        assert {each["divergence"]["missing_here"] for each in statuses} == {0}
+        shown = [
+            {each["id"] for each in node.http.get("/v1/syncs").json()["syncs"] if each["outcome"]}
+            for node in hosts
+        ]
+        assert shown[0] & shown[1]
+        assert two.http.delete(f"/v1/peers/{added['id']}").status_code == 204
+        assert peers_of(one) == {}
+        assert one.http.get(f"/v1/peers/{added['id']}").status_code == 404
 
 
 def test_a_peer_of_one_hosts_settings_is_known_to_the_other_and_held_by_the_first(

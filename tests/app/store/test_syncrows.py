@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from app.server.limits import DEFAULT_LIMITS
 from app.store.peerrows import SyncRow
 from app.store.store import Store
 from tests.support.stores import PostgresStores, SqliteStores, Stores
 
 pytestmark = pytest.mark.anyio
+
+
+FEW = replace(DEFAULT_LIMITS, syncs_remembered_max=3)
 
 
 def row(number: int, finished_at_ms: int | None = 1, **document: Any) -> SyncRow:
@@ -34,6 +38,14 @@ async def test_a_record_is_read_as_it_was_written_last(stores: Stores) -> None:
         assert await store.syncs.under_way() == [row(2, None)]
         assert await store.syncs.recent() == [row(2, None), row(1, 5, percent=100)]
         assert await store.syncs.get("s3") is None
+
+
+async def test_the_oldest_finished_records_go_and_running_ones_stay(stores: Stores) -> None:
+    async with stores.open(FEW) as store:
+        write(store, row(0, None))
+        for number in range(1, 8):
+            write(store, row(number))
+        assert [each.sync_id for each in await store.syncs.recent()] == ["s7", "s6", "s0"]
 
 
 async def test_a_start_on_sqlite_ends_the_records_of_the_process_before(
