@@ -311,6 +311,7 @@ def _entry(frame: bytes, sent_hints: Iterable[bytes], name: bytes) -> Prepared:
         order=order_of_lamport(message.lamport_timestamp or 0),
         element_id=digest,
         claims=tuple([claim_id(digest, hint) for hint in hints]) if hints else (),
+        channel_id=message.channel_id,
         content=Received(message, frame, hints),
     )
 

@@ -39,7 +39,7 @@ from recon.marks import MARK_BYTES_MAX
 from recon.view import View
 from recon.worklist import RangeState
 from sdstore.sync.content import Content, Shared, Steps
-from sdstore.sync.proof import MOVED_MAX, PASSED_OVER_MAX
+from sdstore.sync.differences import MOVED_MAX, PASSED_OVER_MAX
 from sdstore.sync.report import Counts, SegmentState, SyncCode, SyncError, SyncLimits, misbehaved
 from sdstore.sync.steps import Call
 from sdstore.wire import recon_pb2

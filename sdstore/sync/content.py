@@ -33,6 +33,7 @@ from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, ID_BYTES, PROTOCOL_VERSION
 from recon.view import View
+from sdstore.sync.differences import Ledger, Moved, SetAside
 from sdstore.sync.memory import (
     LOST,
     NO_ENTRY,
@@ -42,10 +43,8 @@ from sdstore.sync.memory import (
     AsideElement,
     Element,
     LackedBy,
-    SetAside,
     columns,
 )
-from sdstore.sync.proof import Ledger, Moved
 from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
 from sdstore.sync.steps import Action, Decoded, Do, Load, Prepared, Read, Store, Stored
 from sdstore.wire import recon_pb2
@@ -58,8 +57,8 @@ ITEMS_MAX = DEFAULT_LIMITS.fetch_ids_max  # of one answer: no fetch names more
 READ_AT_ONCE = (
     1_024  # items of an answer: more objects at once would cost Python's garbage collector
 )
-HELD_BYTES_MAX = 4 << 20  # as much again is being written
-HELD_S_MAX = 1.0  # so much later readers see a message, however slowly others come
+UNSTORED_BYTES_MAX = 4 << 20  # as much again is being written
+UNSTORED_S_MAX = 1.0  # so much later readers see a message, however slowly others come
 PATIENCE_STEPS = 50  # retries when an ingest queue, ours or the peer's, is full
 PATIENCE_STEP_S = 0.1
 NEVER_S = float("inf")
@@ -235,11 +234,11 @@ class Inbox:
         self._started_s = shared.now_s
         self._unread: deque[Answered] = deque()
         self._is_reading = self._is_storing = self._is_dropping = False
-        self._held: list[Row] = []
-        self._held_bytes = 0
-        self._held_since_s = 0.0
+        self._unstored: list[Row] = []
+        self._unstored_bytes = 0
+        self._unstored_since_s = 0.0
         self._stored_at_once = 1
-        self._unstored_steps = 0
+        self._waiting_steps = 0
         self._store_at_s = 0.0
 
     def add(
@@ -260,20 +259,20 @@ class Inbox:
     @property
     def is_storing(self) -> bool:
         """Whether something that came is not stored yet."""
-        return bool(self._unread or self._held or self._is_reading or self._is_storing)
+        return bool(self._unread or self._unstored or self._is_reading or self._is_storing)
 
     @property
     def deadline_s(self) -> float:
         """When `pump` has something to do, if no result comes before."""
-        if not self._held or self._is_storing:
+        if not self._unstored or self._is_storing:
             return NEVER_S
-        return max(self._held_since_s + HELD_S_MAX, self._store_at_s)
+        return max(self._unstored_since_s + UNSTORED_S_MAX, self._store_at_s)
 
     def failed(self, action: Read | Store) -> None:
         """Drop what is not stored, because a step failed on this side: the next session brings it again."""
         self._is_dropping = True
         self._unread.clear()
-        self._held.clear()
+        self._unstored.clear()
         if isinstance(action, Read):
             self._is_reading = False
         else:
@@ -282,13 +281,13 @@ class Inbox:
     def pump(self, *, more_comes: bool) -> None:
         """Read and store what can be now. A small transaction waits while more comes."""
         now_s = self._shared.now_s
-        is_full = self._is_storing and len(self._held) >= self._stored_at_once
+        is_full = self._is_storing and len(self._unstored) >= self._stored_at_once
         if self._unread and not self._is_reading and not is_full:
             self._read_next()
-        if self._held and not self._is_storing and now_s >= self._store_at_s:
-            is_worth_it = len(self._held) >= self._stored_at_once
-            is_worth_it |= self._held_bytes >= HELD_BYTES_MAX
-            is_old = now_s >= self._held_since_s + HELD_S_MAX
+        if self._unstored and not self._is_storing and now_s >= self._store_at_s:
+            is_worth_it = len(self._unstored) >= self._stored_at_once
+            is_worth_it |= self._unstored_bytes >= UNSTORED_BYTES_MAX
+            is_old = now_s >= self._unstored_since_s + UNSTORED_S_MAX
             if is_worth_it or is_old or not (more_comes or self._unread or self._is_reading):
                 self._store()
 
@@ -317,7 +316,7 @@ class Inbox:
                 self._take_claim(named, each)
             else:
                 self._take_entry(named, each, for_lost=answered.for_lost)
-        self._held_bytes += content_bytes
+        self._unstored_bytes += content_bytes
         self._initiator.credit(content_bytes)
         if answered.is_last:
             self.unread_count -= 1
@@ -338,26 +337,26 @@ class Inbox:
         if entry is not None:
             self._books.set_aside(LackedBy.HERE, named.element, entry.code, claim.entry_id)
         elif claim.order is not None and not claim.is_held:
-            self._hold(Row(claim, named))
+            self._keep(Row(claim, named))
 
     def _take_entry(self, named: Named, entry: Prepared, *, for_lost: bool) -> None:
         if entry.element_id and (entry.order, entry.element_id) != named.element:
             name = named.element.element_id.hex()
             raise misbehaved(f"the frame served as {name} is another entry")
         if not entry.refusal:
-            self._hold(Row(entry, named))
+            self._keep(Row(entry, named))
         elif not for_lost:
             self._books.set_aside_entry(LackedBy.HERE, named, entry.refusal)
 
-    def _hold(self, row: Row) -> None:
+    def _keep(self, row: Row) -> None:
         if self._is_dropping:
             return
-        if not self._held:
-            self._held_since_s = self._shared.now_s
-        self._held.append(row)
+        if not self._unstored:
+            self._unstored_since_s = self._shared.now_s
+        self._unstored.append(row)
 
     def _store(self) -> None:
-        rows, self._held, self._held_bytes = self._held, [], 0
+        rows, self._unstored, self._unstored_bytes = self._unstored, [], 0
         self._is_storing = True
         prepared = [row.prepared for row in rows]
         self._shared.steps.add(Store(prepared), partial(self._stored, rows))
@@ -369,11 +368,11 @@ class Inbox:
             for row, stored in zip(rows, outcomes, strict=True)
             if not self._is_settled(row, stored)
         ]
-        self._unstored_steps = self._unstored_steps + 1 if waiting else 0
-        if self._unstored_steps >= PATIENCE_STEPS:
+        self._waiting_steps = self._waiting_steps + 1 if waiting else 0
+        if self._waiting_steps >= PATIENCE_STEPS:
             raise SyncError(SyncCode.OVERLOADED, "this node's own ingest queue stays full")
         if waiting:
-            self._held[:0] = waiting
+            self._unstored[:0] = waiting
             self._store_at_s = self._shared.now_s + PATIENCE_STEP_S
 
     def _is_settled(self, row: Row, stored: Stored) -> bool:

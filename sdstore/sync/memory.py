@@ -1,13 +1,8 @@
-"""The memory of one peer between sessions, and the elements that a session sets aside.
+"""The memory of one peer between sessions.
 
 A memory is a value: a session takes one and returns a new one. Each peer has its own, so a bad frame
 from one peer never blocks a good one from another. Times are seconds since the Unix epoch by this
 side's clock, which the caller reads; if that clock goes back, later times count as old.
-
-One disputed element must not block the rest. An element that this side refuses, or cannot get from
-the peer, is added to the session's view. An element that the peer refuses, or that cannot be sent, is
-removed from it. So both views are equal although the sets are not: nothing is fetched or sent again,
-and idle peers still agree. Other peers are not affected, and this peer is asked again after a while.
 """
 
 from __future__ import annotations
@@ -17,18 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import blake3
 import numpy as np
 
-from recon.elements import U8, U64, Mask
-from recon.index import Columns
+from recon.elements import U8, U64
 from recon.limits import ID_BYTES
-from recon.view import View
 
 INTERESTS_MAX = 4  # whose set-aside elements are remembered; for others a session finds them again
 SET_ASIDE_MAX = 65_536  # elements a peer and interest: 25 MB; of more, only the number is kept
-REPORTED_MAX = 100  # elements named in a report; the count is always exact
-RETRIES_MAX = 256  # elements that a session retries: about one batch
 RETRY_S_MIN = 900.0  # before the first retry: a mended store is noticed within the hour
 RETRY_S_MAX = 86_400.0  # between the last retries: once a day
 RETRY_FACTOR = 4.0
@@ -47,12 +37,12 @@ RETIRED = "retired"
 _UNSERVED = {LOST, RETIRED, NO_ENTRY}  # a mended peer, or an entry that arrives, can end these
 
 
-def _is_due(retry_at_s: float, now_s: float) -> bool:
+def is_due_at(retry_at_s: float, now_s: float) -> bool:
     """Whether to try again. A time beyond the longest wait was set before the clock went back."""
     return not 0 < retry_at_s - now_s <= RETRY_S_MAX + 1
 
 
-def _wait_s(retries: int) -> float:
+def wait_s(retries: int) -> float:
     return float(min(RETRY_S_MIN * RETRY_FACTOR ** min(retries, 10), RETRY_S_MAX))
 
 
@@ -266,14 +256,14 @@ class PeerMemory:
 
     def lost_waiting(self, now_s: float) -> set[bytes]:
         """Entries with lost content that must not be requested from the peer yet."""
-        return {each.entry_id for each in self.lost_asked if not _is_due(each.again_at_s, now_s)}
+        return {each.entry_id for each in self.lost_asked if not is_due_at(each.again_at_s, now_s)}
 
     def asked_in_vain(self, lost_ids: Iterable[bytes], now_s: float) -> PeerMemory:
         """Record lost entries that the peer did not serve."""
         asked = {each.entry_id: each for each in self.lost_asked}
         for lost_id in lost_ids:
             times = asked.pop(lost_id).times if lost_id in asked else 0
-            asked[lost_id] = Asked(lost_id, times + 1, now_s + _wait_s(times))
+            asked[lost_id] = Asked(lost_id, times + 1, now_s + wait_s(times))
         return replace(self, lost_asked=tuple(asked.values())[-LOST_ASKED_MAX:])
 
     def document(self) -> dict[str, Any]:
@@ -331,120 +321,3 @@ def _with_bytes(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def _aside_element(row: Mapping[str, Any]) -> AsideElement:
     fields = _with_bytes(row, "element_id", "entry_id")
     return AsideElement(**fields | {"lacked_by": LackedBy(row["lacked_by"])})
-
-
-# --- one session's working copy ----------------------------------------------------------------
-
-
-class SetAside:
-    """A running session's elements set aside with one peer over one interest, by ID."""
-
-    def __init__(self, aside: Aside) -> None:
-        self._interest = aside.interest
-        self._elements = {each.element_id: each for each in aside.elements}
-        self._tried_again = {each.element_id: each for each in aside.tried_again}
-        self._columns: dict[LackedBy, Columns] = {}
-        self.beyond_count = aside.beyond_count
-
-    def value(self) -> Aside:
-        """The elements as a value."""
-        elements, tried = self._elements.values(), self._tried_again.values()
-        return Aside(self._interest, tuple(elements), tuple(tried), self.beyond_count)
-
-    @property
-    def name(self) -> bytes:
-        """A name of what is set aside: it changes whenever an element joins, leaves or changes sides."""
-        rows = sorted(e.lacked_by.encode() + e.element_id for e in self._elements.values())
-        return blake3.blake3(b"".join(rows)).digest() if rows else b""
-
-    def __len__(self) -> int:
-        return len(self._elements)
-
-    def __contains__(self, element_id: bytes) -> bool:
-        return element_id in self._elements
-
-    def get(self, element_id: bytes) -> AsideElement | None:
-        """The set-aside element with this ID, or None."""
-        return self._elements.get(element_id)
-
-    def reported(self) -> tuple[dict[str, str], ...]:
-        """The first of them as JSON, entries before claims."""
-        ranked = sorted(self._elements.values(), key=lambda each: bool(each.entry_id))
-        return tuple(each.document() for each in ranked[:REPORTED_MAX])
-
-    def add(self, element: AsideElement, now_s: float) -> bool:
-        """Set an element aside; each failed retry makes the wait four times as long.
-
-        False if there is no room: then it is only counted.
-        """
-        if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
-            self.beyond_count += 1
-            return False
-        before = self._tried_again.pop(element.element_id, None)
-        retries = before.retries + 1 if before else element.retries
-        element = replace(element, retries=retries, retry_at_s=now_s + _wait_s(retries))
-        self._elements[element.element_id] = element
-        self._columns.clear()
-        return True
-
-    def forget(self, ids: Iterable[bytes]) -> None:
-        """Remove elements that both sides hold or neither names any more, and the claims on them."""
-        if not (self._elements or self._tried_again):
-            return
-        named = set(ids)
-        for each in named & self._tried_again.keys():
-            del self._tried_again[each]
-        gone = named & self._elements.keys()
-        if gone:
-            gone |= {e.element_id for e in self._elements.values() if e.entry_id in gone}
-            self._elements = {key: e for key, e in self._elements.items() if key not in gone}
-            self._columns.clear()
-
-    def forget_held(self, here: Columns, is_held: Mask) -> None:
-        """Remove elements that arrived from elsewhere, and the claims on them.
-
-        `here`: `columns(LackedBy.HERE)` of the moment when they were looked up; `is_held`: bool[n].
-        """
-        self.forget([row.tobytes() for row in here.ids[is_held]])
-
-    def unsent_ids(self) -> list[bytes]:
-        """Entries that could not be sent because their content was lost here."""
-        return [
-            each.element_id
-            for each in self._elements.values()
-            if each.lacked_by is LackedBy.THERE and each.code == LOST
-        ]
-
-    def is_due(self, now_s: float) -> bool:
-        """Whether an element is due for a retry.
-
-        If there are more than are remembered, a retry would fetch all the others again: they wait for
-        the next session that compares everything.
-        """
-        return not self.beyond_count and any(
-            _is_due(each.retry_at_s, now_s) for each in self._elements.values()
-        )
-
-    def try_again(self, now_s: float) -> None:
-        """Before everything is compared: remove a bounded number of due elements, so that they are moved."""
-        self.beyond_count = 0
-        due = [each for each in self._elements.values() if _is_due(each.retry_at_s, now_s)]
-        before = self._elements
-        self.forget([each.element_id for each in due[:RETRIES_MAX]])
-        if len(self._tried_again) > SET_ASIDE_MAX:
-            self._tried_again.clear()
-        self._tried_again |= {key: e for key, e in before.items() if key not in self._elements}
-
-    def columns(self, lacked_by: LackedBy) -> Columns:
-        """The elements that one side lacks."""
-        if lacked_by not in self._columns:
-            rows = [e for e in self._elements.values() if e.lacked_by is lacked_by]
-            orders, ids = columns((each.order, each.element_id) for each in rows)
-            self._columns[lacked_by] = Columns(orders, ids, np.zeros(len(rows), np.uint32))
-        return self._columns[lacked_by]
-
-    def view(self, base: View) -> View:
-        """A session's view: the replica's own, corrected by the set-aside elements."""
-        if not self._elements:
-            return base
-        return base.corrected(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))

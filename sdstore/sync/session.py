@@ -12,7 +12,7 @@ package that waits for anything.
    fails, if an element is due for a retry, and once a day.
 3. A comparison (`sdstore.sync.comparison`), which finds what differs and has it moved beside
    (`sdstore.sync.content`). Content that is lost here is fetched by name.
-4. The proof (`_judge`, `sdstore.sync.proof`). That ranges are equal is only the peer's claim. The peer also
+4. The proof (`_judge`, `sdstore.sync.differences`). That ranges are equal is only the peer's claim. The peer also
    states the total of its set under the session's key; this side never sends its own. What was moved must
    explain the whole difference between the two totals.
 5. The confirmation (`_confirm`). That total is older than the peer's acknowledgements. So everything that was
@@ -24,7 +24,19 @@ An attempt that cannot come further although nobody is at fault ends with all th
 asks for another one: an interest, a policy, a nonce or a mark changed, or the totals are not explained yet.
 `Course` is what the attempts of one session share. Whatever the peer does, an attempt ends within its budgets:
 every answered request makes progress or is the peer's fault, content is charged to the budget of `recon`, and
-the session has a time limit.
+the session has a time limit. All times of a session:
+
+| what waits | how long | bound |
+|---|---|---|
+| the session | an hour | `report.SyncLimits.seconds_max`, then partial |
+| a comparison | 60 s, and 10 s for each MiB moved | `recon.limits.Limits`, then partial |
+| a call | 60 s | the transport, `sdstore.client.transport.REQUEST_TIMEOUT_S` |
+| pushes that the peer has no room for | 50 times 0.1 s | `content.PATIENCE_STEPS`, then partial |
+| rows that this side has no room for | 50 times 0.1 s | the same |
+| rows of a small transaction | 1 s | `content.UNSTORED_S_MAX`, then stored |
+| a confirmation, an attempt after an unexplained total | 0.2 s | `PAUSE_S` |
+| the next comparison of everything | 18 to 24 hours | `report.SyncLimits.whole_s` |
+| a retry of what is set aside, or was asked for in vain | 15 minutes, four times as long each time, a day | `memory.RETRY_S_MIN` |
 """
 
 from __future__ import annotations
@@ -53,6 +65,7 @@ from sdstore.sync.comparison import (
     refused,
 )
 from sdstore.sync.content import NEVER_S, ClaimId, Content, Shared, Steps
+from sdstore.sync.differences import Ledger, SetAside, brought_columns, columns_of, news_of
 from sdstore.sync.memory import (
     SET_ASIDE_MAX,
     WHOLE_S_MAX,
@@ -60,12 +73,10 @@ from sdstore.sync.memory import (
     Element,
     LackedBy,
     PeerMemory,
-    SetAside,
     columns,
     pack_elements,
     unpack_elements,
 )
-from sdstore.sync.proof import Ledger, brought_columns, columns_of, news_of
 from sdstore.sync.report import (
     NOTHING_SHARED,
     Counts,

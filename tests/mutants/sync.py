@@ -42,7 +42,9 @@ def _takes_any_entry(right: Any) -> Any:
 
 
 FAULTS = [
-    _fault("any differences explain any totals", "proof:Moved.accounts_for", returns(True), _NEWS),
+    _fault(
+        "any differences explain any totals", "differences:Moved.accounts_for", returns(True), _NEWS
+    ),
     _fault("news are compared for ever", "memory:Baseline.is_due", returns(False), _NEWS),
     _fault(
         "a session is not as of one moment", "comparison:Requests.ask", _at_any_moment, _NODES_NEWS

@@ -14,7 +14,7 @@ import pytest
 
 import sdstore.sync.comparison as comparison_module
 import sdstore.sync.content as content_module
-import sdstore.sync.proof as proof_module
+import sdstore.sync.differences as proof_module
 import sdstore.sync.session as session_module
 from recon.agreement import Interest
 from sdstore.sds.codec import encode

@@ -19,8 +19,12 @@ from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.responder import respond
 from recon.view import View
+from sdstore.participant.backfill import LogReplica
 from sdstore.sds.codec import decode, encode
+from sdstore.sds.log import MemoryLog
 from sdstore.sds.model import Message, claim_id, entry_digest
+from sdstore.sync import driver
+from sdstore.sync.comparison import Mode
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, Item, ReconRequest, ReconResponse
@@ -485,5 +489,11 @@ def test_a_peer_that_serves_what_was_not_wanted_plants_nothing(
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
             assert "outside the interest" in report.detail
             assert planted.message_id not in [name for _, name, _ in await holdings(one)]
+            log = await LogReplica.open("c", MemoryLog())
+            report, _ = await driver.sync_with_peer(
+                log, InProcessPeer(two), wanted, mode=Mode.FETCH
+            )
+            assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
+            assert "outside the interest" in report.detail
 
     run(scenario())

@@ -21,11 +21,11 @@ from recon.index import RangeIndex
 from recon.initiator import Initiator
 from recon.view import View
 from sdstore.sds.model import entry_digest
-from sdstore.sync.content import Books, Inbox, Shared, names_in
-from sdstore.sync.memory import Aside, SetAside, columns
-from sdstore.sync.proof import Ledger
+from sdstore.sync.content import Books, Inbox, Shared, Steps, names_in
+from sdstore.sync.differences import Ledger, SetAside
+from sdstore.sync.memory import Aside, columns
 from sdstore.sync.report import Counts, SyncError
-from sdstore.sync.steps import Decoded, Read, Steps
+from sdstore.sync.steps import Decoded, Read
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import ReconResponse
 from tests.recon.vector_content import HELD, LOST, POLICY

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import sdstore.sync.memory as memory_module
+import sdstore.sync.differences as differences_module
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from sdstore.sds.model import Message
@@ -69,7 +69,7 @@ async def good_ones_arrive(one: Node, two: Node, spam_count: int) -> None:
 def test_good_messages_arrive_in_the_first_session_however_many_others_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_module, "SET_ASIDE_MAX", 1_000)
+    monkeypatch.setattr(differences_module, "SET_ASIDE_MAX", 1_000)
 
     async def scenario() -> None:
         async with open_nodes(tmp_path, {"policy": POLICY}, {}, limits=PATIENT) as (one, two):

@@ -20,7 +20,8 @@ from app.server.limits import DEFAULT_LIMITS, Limits
 from app.server.node import Node
 from recon.agreement import Interest
 from sdstore.sds.model import Message, entry_digest
-from sdstore.sync.memory import SET_ASIDE_MAX, Aside, AsideElement, LackedBy, SetAside
+from sdstore.sync.differences import SetAside
+from sdstore.sync.memory import SET_ASIDE_MAX, Aside, AsideElement, LackedBy
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse

@@ -1,4 +1,20 @@
-"""The proof: the peer's total, explained by what a comparison found; and what the next session starts from.
+"""The differences of two sets: found, moved, set aside, acknowledged; the proof; and where the next session starts.
+
+The states of an element that one side lacks, and where each is written down:
+
+| | lacked there | lacked here |
+|---|---|---|
+| found | `Moved.offered` | `Moved.needed`, once it is named |
+| moved | acknowledged: `Ledger`; then confirmed | stored: `Moved.held` |
+| refused, or not served | `SetAside`, `THERE` | `SetAside`, `HERE` |
+| so, and no room among those set aside | `Moved.not_taken` | `Moved.passed_over` |
+| set aside, and found to be settled | sent again after a while | not named any more: `Moved.unnamed` |
+| in the next baseline | `counted_in`: offered, and not set aside | `counted_out`: needed or set aside |
+
+**Set aside.** One disputed element must not block the rest. An element that this side refuses, or cannot get from
+the peer, is added to the session's view. An element that the peer refuses, or that cannot be sent, is
+removed from it. So both views are equal although the sets are not: nothing is fetched or sent again,
+and idle peers still agree. Other peers are not affected, and this peer is asked again after a while.
 
 **Arithmetic.** Both views of a comparison are as of one place in arrival order each: this side's when it
 began, the peer's when it gave its first answer. With that answer the peer states the total of its view. If
@@ -20,9 +36,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
+import blake3
 import numpy as np
 
 from recon.elements import U8, U64, Mask, heads_of
@@ -32,16 +49,19 @@ from recon.marks import Arrived
 from recon.view import View
 from sdstore.sync.memory import (
     ELEMENT_BYTES,
+    LOST,
     SET_ASIDE_MAX,
+    Aside,
     AsideElement,
     Baseline,
     Element,
     LackedBy,
-    SetAside,
     columns,
+    is_due_at,
     pack_elements,
     unpack_columns,
     unpack_elements,
+    wait_s,
 )
 from sdstore.sync.report import misbehaved
 
@@ -50,7 +70,126 @@ MOVED_MAX = (
 )
 NEEDED_MAX = MOVED_MAX + SET_ASIDE_MAX  # named at once, until those that are set aside are known
 PASSED_OVER_MAX = 1 << 20  # elements that are neither stored nor remembered: 40 MB in one session
+REPORTED_MAX = 100  # elements named in a report; the count is always exact
+RETRIES_MAX = 256  # elements that a session retries: about one batch
 NAMED_MAX = 5  # elements in a report's detail: log lines stay short
+
+
+# --- what is set aside ---------------------------------------------------------------------------
+
+
+class SetAside:
+    """A running session's elements set aside with one peer over one interest, by ID."""
+
+    def __init__(self, aside: Aside) -> None:
+        self._interest = aside.interest
+        self._elements = {each.element_id: each for each in aside.elements}
+        self._tried_again = {each.element_id: each for each in aside.tried_again}
+        self._columns: dict[LackedBy, Columns] = {}
+        self.beyond_count = aside.beyond_count
+
+    def value(self) -> Aside:
+        """The elements as a value."""
+        elements, tried = self._elements.values(), self._tried_again.values()
+        return Aside(self._interest, tuple(elements), tuple(tried), self.beyond_count)
+
+    @property
+    def name(self) -> bytes:
+        """A name of what is set aside: it changes whenever an element joins, leaves or changes sides."""
+        rows = sorted(e.lacked_by.encode() + e.element_id for e in self._elements.values())
+        return blake3.blake3(b"".join(rows)).digest() if rows else b""
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def __contains__(self, element_id: bytes) -> bool:
+        return element_id in self._elements
+
+    def get(self, element_id: bytes) -> AsideElement | None:
+        """The set-aside element with this ID, or None."""
+        return self._elements.get(element_id)
+
+    def reported(self) -> tuple[dict[str, str], ...]:
+        """The first of them as JSON, entries before claims."""
+        ranked = sorted(self._elements.values(), key=lambda each: bool(each.entry_id))
+        return tuple(each.document() for each in ranked[:REPORTED_MAX])
+
+    def add(self, element: AsideElement, now_s: float) -> bool:
+        """Set an element aside; each failed retry makes the wait four times as long.
+
+        False if there is no room: then it is only counted.
+        """
+        if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
+            self.beyond_count += 1
+            return False
+        before = self._tried_again.pop(element.element_id, None)
+        retries = before.retries + 1 if before else element.retries
+        element = replace(element, retries=retries, retry_at_s=now_s + wait_s(retries))
+        self._elements[element.element_id] = element
+        self._columns.clear()
+        return True
+
+    def forget(self, ids: Iterable[bytes]) -> None:
+        """Remove elements that both sides hold or neither names any more, and the claims on them."""
+        if not (self._elements or self._tried_again):
+            return
+        named = set(ids)
+        for each in named & self._tried_again.keys():
+            del self._tried_again[each]
+        gone = named & self._elements.keys()
+        if gone:
+            gone |= {e.element_id for e in self._elements.values() if e.entry_id in gone}
+            self._elements = {key: e for key, e in self._elements.items() if key not in gone}
+            self._columns.clear()
+
+    def forget_held(self, here: Columns, is_held: Mask) -> None:
+        """Remove elements that arrived from elsewhere, and the claims on them.
+
+        `here`: `columns(LackedBy.HERE)` of the moment when they were looked up; `is_held`: bool[n].
+        """
+        self.forget([row.tobytes() for row in here.ids[is_held]])
+
+    def unsent_ids(self) -> list[bytes]:
+        """Entries that could not be sent because their content was lost here."""
+        return [
+            each.element_id
+            for each in self._elements.values()
+            if each.lacked_by is LackedBy.THERE and each.code == LOST
+        ]
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether an element is due for a retry.
+
+        If there are more than are remembered, a retry would fetch all the others again: they wait for
+        the next session that compares everything.
+        """
+        return not self.beyond_count and any(
+            is_due_at(each.retry_at_s, now_s) for each in self._elements.values()
+        )
+
+    def try_again(self, now_s: float) -> None:
+        """Before everything is compared: remove a bounded number of due elements, so that they are moved."""
+        self.beyond_count = 0
+        due = [each for each in self._elements.values() if is_due_at(each.retry_at_s, now_s)]
+        before = self._elements
+        self.forget([each.element_id for each in due[:RETRIES_MAX]])
+        if len(self._tried_again) > SET_ASIDE_MAX:
+            self._tried_again.clear()
+        self._tried_again |= {key: e for key, e in before.items() if key not in self._elements}
+
+    def columns(self, lacked_by: LackedBy) -> Columns:
+        """The elements that one side lacks."""
+        if lacked_by not in self._columns:
+            rows = [e for e in self._elements.values() if e.lacked_by is lacked_by]
+            orders, ids = columns((each.order, each.element_id) for each in rows)
+            self._columns[lacked_by] = Columns(orders, ids, np.zeros(len(rows), np.uint32))
+        return self._columns[lacked_by]
+
+    def view(self, base: View) -> View:
+        """A session's view: the replica's own, corrected by the set-aside elements."""
+        if not self._elements:
+            return base
+        return base.corrected(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))
 
 
 # --- what was moved ----------------------------------------------------------------------------
