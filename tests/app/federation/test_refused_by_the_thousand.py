@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import sdstore.sync.differences as differences_module
+from app.ingest.policy import ACCEPT, Candidate, Verdict, refuse
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from sdstore.sds.model import Message
@@ -30,6 +31,16 @@ POLICY = "tests.app.federation.test_refused_by_the_thousand:NoSpam"
 PATIENT = replace(DEFAULT_LIMITS, policy_call_s_max=30)  # on a busy machine
 GOOD_COUNT = 20
 SHARE_MIB_MAX = 500  # of memory that a session takes beside a million refused messages
+
+
+class NoSpam:
+    """Refuses spam."""
+
+    revision = "1"
+
+    def __call__(self, candidate: Candidate) -> Verdict:
+        content = candidate.message.content or b""
+        return refuse("spam", "it is spam") if content.startswith(b"spam") else ACCEPT
 
 
 def spam(number: int) -> Message:
