@@ -29,7 +29,6 @@ from sdstore.sds.effects import Deliver, Effect, Save
 from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog
 from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.sync.comparison import Mode
-from sdstore.sync.content import MOVES_IN_FLIGHT_MAX
 from sdstore.sync.driver import sync_with_peer
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import (
@@ -171,26 +170,6 @@ def test_disjoint_sets_are_united_here_and_with_send_there_too(
         assert {each.message for each in client.messages(channel_id)} == {*ours, *theirs}
 
 
-def test_another_writer_meanwhile_costs_nothing_and_its_messages_come_next_time(
-    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(node, messages(channel_id, range(60)))
-    log = MemoryLog()
-    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 1_000)
-    later = messages(channel_id, range(60, 90))
-
-    def publishes(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-        if response.items and later:
-            publish(node, [later.pop()])
-        return response
-
-    [report] = backfilled(node, channel_id, log, mangle=publishes)
-    assert report.outcome is SyncOutcome.IN_SYNC
-    assert set(staged(log)) >= {f"m{n}" for n in range(60)}
-    backfilled(node, channel_id, log)
-    assert len(staged(log)) == 90 - len(later)
-
-
 def test_a_message_that_arrives_live_meanwhile_is_not_staged(
     node: RunningNode, channel_id: str
 ) -> None:
@@ -206,34 +185,6 @@ def test_a_message_that_arrives_live_meanwhile_is_not_staged(
     [report] = backfilled(node, channel_id, log, mangle=arrives)
     assert staged(log) == [f"m{n}" for n in range(10, 20) if n != 15]
     assert report.entries_received == 9
-
-
-def test_the_next_request_leaves_before_an_answer_is_stored(
-    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(node, messages(channel_id, range(100)))
-    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
-    steps: list[str] = []
-    send, stage = HttpTransport.recon, MemoryLog.stage
-
-    async def recording_send(self: HttpTransport, request: bytes) -> bytes:
-        if ReconRequest.FromString(request).HasField("fetch"):
-            steps.append("request")
-        return await send(self, request)
-
-    def recording_stage(self: MemoryLog, *some: Any) -> None:
-        steps.append("store")
-        stage(self, *some)
-
-    monkeypatch.setattr(HttpTransport, "recon", recording_send)
-    monkeypatch.setattr(MemoryLog, "stage", recording_stage)
-    log = MemoryLog()
-    [report] = backfilled(node, channel_id, log)
-    assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 100)
-    assert steps.count("request") == steps.count("store") > 4
-    ahead = [steps[:at].count("request") - steps[:at].count("store") for at in range(len(steps))]
-    assert steps[:2] == ["request", "request"]
-    assert max(ahead) <= MOVES_IN_FLIGHT_MAX
 
 
 # --- what is interrupted ---------------------------------------------------------------------------
@@ -261,26 +212,6 @@ def test_an_interrupted_backfill_fetches_nothing_twice(
     assert 50 <= before < 200
     [report] = backfilled(node, channel_id, log)
     assert (report.entries_received, len(staged(log))) == (200 - before, 200)
-
-
-def test_a_store_that_stops_in_the_middle_ends_the_backfill_and_keeps_what_came(
-    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(node, messages(channel_id, range(200)))
-    log = MemoryLog()
-    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
-    answers = count()
-
-    def stops(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-        if next(answers) > 4:
-            raise httpx.ReadError("the connection was reset")
-        return response
-
-    [report] = backfilled(node, channel_id, log, mangle=stops)
-    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_unreachable")
-    assert 0 < report.entries_received == len(staged(log)) < 200
-    [report] = backfilled(node, channel_id, log)
-    assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 200)
 
 
 # --- names without content --------------------------------------------------------------------------

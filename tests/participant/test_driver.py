@@ -346,25 +346,6 @@ def test_while_no_store_answers_nothing_is_lost_or_given_up(
     run(scenario())
 
 
-def test_sync_and_ephemeral_messages_are_relayed_live(url: str, place: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        syncs = replace(SMALL, sync_ms=200)
-        async with (
-            joined([url], "ada", **place) as ada,
-            joined([url], "bob", participant=syncs, **place) as bob,
-        ):
-            await ada.channel.send(b"typing", ephemeral=True)
-            await bob.until(lambda bob: bob.of(Ephemeral))
-            assert bob.of(Ephemeral)[0].message.content == b"typing"
-            message_id = await ada.channel.send(b"hello")
-            # Bob says nothing: his sync message acknowledges it.
-            await ada.until(lambda ada: Acknowledged(message_id) in ada.events)
-            assert bob.texts == [b"hello"]
-            assert ada.texts == []
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_store_is_left_alone_for_as_long_as_it_asks(
     url: str, place: dict[str, Any], status: int
@@ -409,26 +390,6 @@ def test_an_application_that_confirms_gets_nothing_twice(url: str, place: dict[s
                 seen += bob.deliveries
         assert [each.number for each in seen] == list(range(1, 101))
         assert [each.message.content for each in seen] == texts(100)
-
-    run(scenario())
-
-
-def test_what_was_not_confirmed_comes_again_with_the_same_number(
-    url: str, place: dict[str, Any]
-) -> None:
-    async def scenario() -> None:
-        file = MemoryPersistence()
-        async with (
-            joined([url], "ada", **place) as ada,
-            joined([url], "bob", file, confirms=False, **place) as bob,
-        ):
-            for text in texts(3):
-                await ada.channel.send(text)
-            await bob.until(lambda bob: len(bob.texts) == 3)
-            await bob.channel.confirm(1)
-        async with joined([url], "bob", file, **place) as again:
-            await again.until(lambda bob: len(bob.texts) == 2)
-            assert again.deliveries == bob.deliveries[1:]
 
     run(scenario())
 

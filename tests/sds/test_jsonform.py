@@ -12,8 +12,6 @@ from sdstore.sds.codec import decode, encode
 from sdstore.sds.jsonform import from_json, to_json
 from sdstore.sds.model import HistoryEntry, Message, MessageError, entry_digest
 from sdstore.wire import sds_pb2
-from tests.sds.test_two_decoders import outcome_here, outcome_there
-from tests.support.frame_fields import field
 from tests.support.sds_strategies import messages
 
 BASE: dict[str, Any] = {"message_id": "id", "channel_id": "c", "lamport_timestamp": "7"}
@@ -98,37 +96,6 @@ def test_null_is_unset() -> None:
 )
 def test_each_refusal_has_its_code(obj: object, code: str) -> None:
     assert code_of(obj) == code
-
-
-# Field 10 is the timestamp, 2 is nim's. As a string it is an unknown field (docs/identity.md, 1.1).
-EMPTY_TIMESTAMPS = [
-    (field(2, b"id") + field(10, b"") + field(20, b"x"), None),
-    (field(2, b"id") + field(10, 7) + field(10, b"") + field(20, b"x"), 7),
-    (field(2, b"id") + field(10, b""), "no_content_no_lamport"),
-    (field(1, b"id") + field(2, b"") + field(2, 7) + field(5, b"x"), 7),
-    (field(1, b"id") + field(2, 7) + field(2, b"") + field(5, b"x"), 7),
-    (field(1, b"id") + field(2, b"") + field(5, b"x"), "missing_message_id"),
-]
-
-
-@pytest.mark.parametrize(("frame", "expected"), EMPTY_TIMESTAMPS)
-def test_a_timestamp_that_is_an_empty_string_is_no_timestamp(
-    frame: bytes, expected: int | str | None
-) -> None:
-    assert outcome_here(frame) == outcome_there(frame)
-    if isinstance(expected, str):
-        assert outcome_here(frame) == expected
-        return
-    message, _ = decode(frame)
-    form = to_json(message)
-    assert form.get("lamport_timestamp") == (None if expected is None else str(expected))
-    assert from_json(form) == message
-    assert entry_digest(from_json(form)) == entry_digest(message)
-    # An empty string in JSON is refused, here and by the official parser.
-    empty = form | {"lamport_timestamp": ""}
-    assert code_of(empty) == "invalid_json_message"
-    with pytest.raises(json_format.ParseError):
-        json_format.ParseDict(empty, sds_pb2.Message())
 
 
 json_values = st.recursive(

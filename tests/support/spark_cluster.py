@@ -88,14 +88,6 @@ def children_of(parent: int) -> list[int]:
     return found
 
 
-def is_daemon_of_tasks(pid: int) -> bool:
-    """Whether the process is the one whose children run Python for an executor."""
-    try:
-        return b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it ended meanwhile
-        return False
-
-
 def _wait_for(folder: Path, workers_count: int) -> None:
     deadline = time.monotonic() + _START_SECONDS_MAX
     while (folder / "master.log").read_text().count("Registering worker") < workers_count:

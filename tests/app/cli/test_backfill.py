@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import subprocess
 import time
@@ -10,53 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import app.cli.copying as filestore
-import sdstore.client.transport as client_transport
-import sdstore.sync.content as content_module
-from app.cli.files import ExistingMessages, FileFormat, format_of_name
+from app.cli.files import ExistingMessages, format_of_name
 from sdstore.client import StoreClient
 from sdstore.participant import ParticipantFile
 from sdstore.sds.codec import decode, encode
-from sdstore.sync.report import SyncReport
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.cli import cli, command
-from tests.support.federation import InProcessPeer, message, open_nodes, publish
+from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
 
 COUNT = 60
 SEED = 20_261_122
-
-
-def backfilled(
-    peer: InProcessPeer, file: Path, patch: pytest.MonkeyPatch
-) -> asyncio.Task[SyncReport]:
-    """The backfill of channel "c" from this peer."""
-    patch.setattr(client_transport, "HttpTransport", lambda *_, **__: peer)
-    work = filestore.backfill_file("http://peer", "c", file, FileFormat.NDJSON, lambda _: None)
-    return asyncio.create_task(work)
-
-
-def test_messages_of_a_backfill_that_is_under_way_are_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file.ndjson"
-    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 1_000)
-    lines_seen: list[int] = []
-
-    def looks(request: ReconRequest, response: ReconResponse) -> ReconResponse:
-        if request.HasField("fetch"):
-            lines_seen.append(file.read_bytes().count(b"\n"))
-        return response
-
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}) as (node,):
-            await publish(node, [message(n, "c") for n in range(COUNT)])
-            await backfilled(InProcessPeer(node, looks), file, monkeypatch)
-
-    asyncio.run(scenario())
-    assert len(lines_seen) > 3
-    assert lines_seen == sorted(lines_seen)
-    assert 0 < lines_seen[-1] < COUNT
 
 
 @pytest.mark.parametrize("suffix", ["ndjson", "ldp"])

@@ -18,7 +18,6 @@ from recon.agreement import Interest
 from recon.elements import order_of_lamport
 from recon.limits import INTEREST_NAMES_MAX
 from sdstore.sync.report import SyncOutcome, SyncReport
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
     Remembered,
@@ -79,28 +78,6 @@ def test_a_wider_interest_of_either_side_is_filled_by_the_next_session(
     run(scenario())
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_narrower_interest_keeps_the_data_and_moves_none_of_it(tmp_path: Path, side: int) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await publish(one, [message(1, "a"), message(2, "b")])
-            peer, memory = InProcessPeer(two), Remembered()
-            await sync(one, peer, memory)
-            await (one, two)[side].interests.set(channels("a"))
-            await publish(one, [message(5, "b")])
-            await publish(two, [message(6, "b"), message(7, "a")])
-            peer.requests.clear()
-            report = await sync(one, peer, memory)
-            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-            assert (report.entries_received, report.entries_sent) == (1, 0)
-            assert not any(request.push for request in peer.requests)
-            assert await held(one) == {"m1", "m2", "m5", "m7"}
-            assert await held(two) == {"m1", "m2", "m6", "m7"}
-            assert await (one, two)[side].index.outside(channels("a")) == (1, 2)
-
-    run(scenario())
-
-
 class Changing(InProcessPeer):
     """A peer during whose n-th answer (from 0) a side changes what it wants."""
 
@@ -147,31 +124,6 @@ def test_a_change_in_mid_session_is_followed_by_that_session(
             assert {f"m{n}" for n in range(0, 300, 2)} <= set(await held(one)) & set(
                 await held(two)
             )
-
-    run(scenario())
-
-
-def claims_to_want_everything(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-    if response.HasField("interest"):
-        response.interest = EVERYTHING.encode()
-    return response
-
-
-def test_a_push_of_an_unwanted_channel_is_set_aside_and_a_publication_of_it_is_taken(
-    tmp_path: Path,
-) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await two.interests.set(channels("a", lamport_from=5))
-            hints = {"m3": (b"of an unwanted one",), "m7": (b"of a wanted one",)}
-            await publish(one, [message(n, c) for n in (3, 7) for c in "ab"], hints)
-            peer = InProcessPeer(two, claims_to_want_everything)
-            report = await sync(one, peer, Remembered())
-            assert report.outcome is SyncOutcome.IN_SYNC
-            assert (report.entries_sent, report.entries_refused) == (1, 3)
-            assert {key[:2] for key in await holdings(two)} == {("a", "m7")}
-            await publish(two, [message(9, "b")])
-            assert await held(two) == {"m7", "m9"}
 
     run(scenario())
 

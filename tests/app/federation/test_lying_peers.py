@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sdstore.sync.comparison as comparison_module
-from app.errors import Code, Problem
+from app.errors import Code
 from app.server.node import Node
 from recon.agreement import Interest, SessionHeader
 from recon.elements import Bound, bound_bytes, order_of_lamport
@@ -355,25 +355,6 @@ def test_a_peer_of_another_version_is_no_liar(tmp_path: Path, contacts: int) -> 
     assert (report.outcome, report.code) == (SyncOutcome.REFUSED, Code.PEER_VERSION)
 
 
-def test_a_peer_that_dies_half_way_costs_only_the_rest(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            for start in range(0, 40, 4):
-                await publish(
-                    two, [message(n, content=bytes([n]) * 900_000) for n in range(start, start + 4)]
-                )
-            peer = _Mortal(two, lives=6)
-            report = await sync_with_peer(local_of(one), peer, one.interests.current)
-            assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_UNREACHABLE)
-            kept = report.entries_received
-            assert 0 < kept < 40
-            rest = await sync_with_peer(local_of(one), InProcessPeer(two), one.interests.current)
-            assert rest.outcome is SyncOutcome.IN_SYNC
-            assert kept + rest.entries_received == 40
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("garbage", [b"\xff" * 40, b"<html>", b"\x08"], ids=["ff", "html", "cut"])
 def test_garbage_is_a_fault_of_the_peer(tmp_path: Path, garbage: bytes) -> None:
     async def scenario() -> None:
@@ -432,18 +413,6 @@ def test_a_peer_that_has_us_answer_our_own_questions_learns_no_total(tmp_path: P
             assert other.outcome is SyncOutcome.IN_SYNC  # another node with the same content
 
     run(scenario())
-
-
-class _Mortal(InProcessPeer):
-    def __init__(self, node: Node, lives: int) -> None:
-        super().__init__(node)
-        self._lives = lives
-
-    async def recon(self, request: bytes) -> bytes:
-        self._lives -= 1
-        if self._lives < 0:
-            raise Problem(Code.PEER_UNREACHABLE, "the connection broke")
-        return await super().recon(request)
 
 
 class _Garbage(InProcessPeer):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,9 +15,7 @@ from hypothesis import strategies as st
 from app.access.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
-from sdstore.client.transport import HttpTransport, HttpxCalls
 from sdstore.sds.codec import encode
-from sdstore.sync.report import SyncError
 from tests.support.federation import message
 from tests.support.server import running_node
 
@@ -128,29 +124,6 @@ def test_events_of_a_session_end_with_its_report(tmp_path: Path) -> None:
         *_, last = stream.strip().split("\n\n")
         assert "event: end" in last
         assert '"outcome":"in_sync"' in last
-
-
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        (408, "overloaded"),
-        (503, "overloaded"),
-        (507, "overloaded"),
-        (500, "peer_unreachable"),
-        (502, "peer_unreachable"),
-        (404, "peer_misbehaved"),
-    ],
-)
-def test_a_peer_that_is_busy_or_fails_is_not_called_a_liar(status: int, code: str) -> None:
-    async def refused() -> SyncError:
-        body = httpx.ByteStream(b"no")
-        answering = httpx.MockTransport(lambda _: httpx.Response(status, stream=body))
-        async with httpx.AsyncClient(transport=answering, base_url="http://peer/") as client:
-            with pytest.raises(SyncError) as caught:
-                await HttpTransport(HttpxCalls(client)).recon(b"")
-            return caught.value
-
-    assert asyncio.run(refused()).code == code
 
 
 def test_hints_beyond_the_most_are_said_to_their_publisher_and_a_pair_settles_on_the_same(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sqlite3
 import time
@@ -11,10 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from tests.support.federation import message
-from tests.support.server import AS_OPERATOR, RunningNode, running_node
+from tests.support.server import RunningNode, running_node
 
 DEAD = "http://127.0.0.1:9"
 MESSAGES_COUNT = 300
@@ -151,25 +148,3 @@ def test_the_record_of_divergence_counts_what_the_peer_lacks_and_how_old_it_is(
         assert apart["oldest_difference_at_ms"] == first_ms
         assert 0 <= apart["oldest_difference_age_s"] < 60
         assert apart["proved_at_ms"] == equal["proved_at_ms"]
-
-
-def test_a_session_that_a_killed_process_had_under_way_is_finished_at_the_next_start(
-    tmp_path: Path,
-) -> None:
-    with running_node(tmp_path):
-        pass
-    document = {"id": "x", "state": "running", "started_at_ms": 1, "report": None}
-    in_database(
-        tmp_path,
-        "INSERT INTO syncs VALUES (1, 'x', '', 'other', NULL, 0, ?)",
-        json.dumps(document).encode(),
-    )
-    with running_node(tmp_path) as node:
-        found = node.http.get("/v1/syncs/x").json()
-        assert (found["state"], found["outcome"]) == ("finished", "partial")
-        events = node.http.get("/v1/syncs/x/events").text
-        assert "event: end" in events
-        assert (
-            httpx.get(f"{node.url}/v1/syncs/y", trust_env=False, auth=AS_OPERATOR).status_code
-            == 404
-        )

@@ -10,7 +10,6 @@ from typing import Any
 from tests.support.cli import http_server
 from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
-from tests.support.stores import PostgresStores
 
 INTERVAL_S = 30.0
 DEAD = "http://127.0.0.1:9"
@@ -140,26 +139,6 @@ def test_what_a_peer_sent_is_news_for_all_peers_but_that_one(tmp_path: Path) -> 
         quiet_sessions(a)
         new = sessions(a)[: len(sessions(a)) - before]
         assert [each["peer_url"] for each in new] == [c.url, b.url]
-
-
-def test_what_another_process_commits_to_the_same_database_is_news_for_the_peers(
-    tmp_path: Path, postgres_stores: PostgresStores
-) -> None:
-    url = postgres_stores.new_url()
-    with (
-        running_node(tmp_path / "peer") as peer,
-        running_node(
-            tmp_path / "a", database_url=url, peers=[peer.url], sync_interval_s=INTERVAL_S
-        ) as a,
-        running_node(tmp_path / "other", database_url=url) as other,
-    ):
-        wait_for_peers(a)
-        took_s = []
-        for number in range(3):
-            other.publish(message(number))
-            took_s.append(seconds_until_readable(peer, number))
-        assert min(took_s) < 1.0  # busy cores can delay some
-        quiet_sessions(a)
 
 
 def test_writes_that_a_peer_does_not_want_start_no_session_with_it(tmp_path: Path) -> None:

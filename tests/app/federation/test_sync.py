@@ -114,27 +114,6 @@ def test_a_second_sync_finds_nothing_and_costs_one_request(tmp_path: Path) -> No
     run(scenario())
 
 
-def test_a_hint_that_only_the_peer_knows_arrives_without_its_message_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await publish(one, [message(1)])
-            await publish(two, [message(1)], {"m1": (b"theirs",)})
-            await publish(one, [message(2)], {"m2": (b"ours",)})
-            await publish(two, [message(2)])
-            report = await sync(one, two)
-            assert (report.claims_received, report.claims_sent) == (1, 1)
-            assert (report.entries_received, report.entries_sent) == (0, 0)
-            for node in (one, two):
-                assert [
-                    e.message_id for e in (await node.store.claims.page(b"theirs", None, 9)).entries
-                ] == ["m1"]
-                assert [
-                    e.message_id for e in (await node.store.claims.page(b"ours", None, 9)).entries
-                ] == ["m2"]
-
-    run(scenario())
-
-
 def test_what_local_policy_refuses_is_fetched_once_and_not_again(tmp_path: Path) -> None:
     strict = replace(DEFAULT_LIMITS, frame_bytes_max=2_000)
 
@@ -152,25 +131,6 @@ def test_what_local_policy_refuses_is_fetched_once_and_not_again(tmp_path: Path)
             again = await sync(one, two, memory=memory)
             assert (again.entries_received, again.entries_refused) == (0, 0)
             assert again.bytes_down < 5_000
-
-    run(scenario())
-
-
-def test_what_the_peer_refuses_is_sent_once_and_not_again(tmp_path: Path) -> None:
-    strict = replace(DEFAULT_LIMITS, frame_bytes_max=2_000)
-
-    async def scenario() -> None:
-        async with (
-            open_nodes(tmp_path / "a", {}, limits=strict) as (one,),
-            open_nodes(tmp_path / "b", {}) as (two,),
-        ):
-            await publish(two, [message(5, content=bytes(5_000)), message(6)])
-            memory = Remembered()
-            first = await sync(two, one, memory=memory)
-            assert (first.entries_sent, first.entries_refused) == (1, 1)
-            again = await sync(two, one, memory=memory)
-            assert (again.entries_sent, again.entries_refused) == (0, 0)
-            assert again.bytes_up < 5_000
 
     run(scenario())
 

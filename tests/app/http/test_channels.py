@@ -151,29 +151,6 @@ def test_a_page_is_cut_by_bytes_and_goes_on(tmp_path_factory: pytest.TempPathFac
         assert [m.seq for m in wire.MessagePage.FromString(feed).messages] == [1, 2]
 
 
-HINTS = [bytes([number]) * 256 for number in range(16)]
-
-
-def test_hints_and_variants_count_among_the_bytes_of_a_page(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    limits = replace(DEFAULT_LIMITS, reply_bytes_max=20_200)
-    claims = PROTOBUF | {"retrieval-hint": ",".join(hint.hex() for hint in HINTS)}
-    with running_node(tmp_path_factory.mktemp("small"), limits) as small:
-        for n in range(6):
-            message = Message(f"m{n}", "c", lamport_timestamp=n, content=b"hi")
-            small.http.post("/v1/messages", content=encode(message), headers=claims)
-        for n in range(110):
-            # Up to a hundred of them are listed with each.
-            small.publish(Message("many", "c", lamport_timestamp=9, content=b"%d" % n))
-        found = pages(small, "/v1/channels/c/messages", {"limit": 1_000})
-        assert [ids(rows) for rows in found[:3]] == [["m0", "m1"], ["m2", "m3"], ["m4", "m5"]]
-        assert [ids(rows) for rows in found[3:-1]] == [["many"] * 2] * (len(found) - 4)
-        assert ids(small.http.get("/v1/feed").json()["messages"]) == ["m0", "m1"]
-        hinted = pages(small, f"/v1/hints/{HINTS[0].hex()}", {"limit": 1_000})
-        assert [ids(rows) for rows in hinted] == [["m0", "m1"], ["m2", "m3"], ["m4", "m5"]]
-
-
 @pytest.mark.parametrize(
     ("query", "code"),
     [

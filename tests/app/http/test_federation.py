@@ -161,26 +161,6 @@ def test_a_peer_whose_name_leads_to_a_private_address_is_an_error_at_start_and_s
     assert [r.levelname for r in caplog.records if url in r.getMessage()] == ["ERROR"]
 
 
-def test_peers_that_were_added_are_there_after_a_restart_until_they_are_removed(
-    tmp_path: Path,
-) -> None:
-    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
-    configured = "http://127.0.0.1:3"
-
-    def listed(node: RunningNode) -> dict[str, str]:
-        return {p["url"]: p.get("origin") for p in node.http.get("/v1/peers").json()["peers"]}
-
-    with running_node(tmp_path, peers=[configured]) as node:
-        ids = [node.http.post("/v1/peers", json={"url": url}).json()["id"] for url in urls]
-        # A peer of the settings that is added as well stays one of the settings.
-        assert node.http.post("/v1/peers", json={"url": configured}).status_code == 200
-    with running_node(tmp_path, peers=[configured]) as node:
-        assert listed(node) == {configured: "settings", urls[0]: "added", urls[1]: "added"}
-        assert node.http.delete(f"/v1/peers/{ids[0]}").status_code == 204
-    with running_node(tmp_path) as node:
-        assert listed(node) == {urls[1]: "added"}
-
-
 def samples(node: RunningNode, prefix: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Samples of `/metrics` by name and labels."""
     return {

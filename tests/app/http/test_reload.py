@@ -28,7 +28,6 @@ from app.access.tokens import TokenFile, tokens_path
 from app.federation.peers import LOOK_S
 from app.server.node import CHANGEABLE
 from app.server.settings import Settings
-from app.server.workers import Board, WorkerState
 from recon.initiator import hello_request
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -76,25 +75,6 @@ def two_workers(stores: PostgresStores) -> tuple[object, ...]:
 
 def test_every_changeable_setting_exists() -> None:
     assert set(Settings.model_fields) > CHANGEABLE
-
-
-def test_a_worker_is_behind_until_it_has_read_its_settings_since_the_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    board, sent = Board(3), []
-    monkeypatch.setattr("os.getppid", os.getpid)
-    monkeypatch.setattr("os.kill", lambda *signal_to: sent.append(signal_to))
-    for number in (0, 1):
-        board.set_state(number, WorkerState.SERVING)
-    before = board.reloads_asked()
-    mark = board.reload(1)
-    assert sent == [(os.getpid(), signal.SIGHUP)]
-    board.note_reloaded(0, before)  # it had begun to read before the call
-    assert board.behind(mark) == [0, 1]
-    later = board.reload(0)
-    board.note_reloaded(0, later)
-    board.note_reloaded(1, mark)
-    assert (board.behind(mark), board.behind(later)) == ([], [1])
 
 
 def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) -> None:
