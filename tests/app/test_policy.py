@@ -28,10 +28,12 @@ from app.ingest.policy import (
     quarantine,
     refuse,
 )
-from app.ingest.prepare import Publication
+from app.ingest.prepare import NewEntry, Publication, prepare
+from app.ingest.quarantine import Quarantine
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
 from sdstore import mvds
+from sdstore.sds import SHA256_MESSAGE
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message, entry_digest
 from sdstore.sync.report import SyncOutcome, SyncReport
@@ -293,6 +295,27 @@ def test_a_damaged_quarantine_refuses_and_reads_go_on(tmp_path: Path, content: b
         else:
             assert published.json()["code"] == "quarantined"
         assert node.http.get("/v1/channels").status_code == 200
+
+
+def test_a_flood_of_refused_messages_displaces_what_readers_are_told_of_its_own_sender_only(
+    tmp_path: Path,
+) -> None:
+    """The share of one caller or peer. The bound for all leaves room for ten of them."""
+    limits = replace(DEFAULT_LIMITS, quarantine_told_of_one_max=3, quarantine_told_max=30)
+    file = Quarantine(tmp_path / "quarantine.db", limits)
+    messages = [of(b"bad", number) for number in range(101)]
+    honest, *flood = [replace(each, message_id=SHA256_MESSAGE.make(each)) for each in messages]
+
+    def refuse_all(messages: list[Message], who: str) -> None:
+        for each in messages:
+            prepared = prepare(Publication(encode(each)), limits)
+            assert isinstance(prepared, NewEntry)
+            file.refuse([prepared], who)
+
+    refuse_all([honest], "peer a")
+    refuse_all(flood, "peer b")
+    told = [each for each, *_ in file.absences([each.message_id for each in (honest, *flood)])]
+    assert sorted(told) == sorted(each.message_id for each in (honest, *flood[-3:]))
 
 
 @pytest.mark.parametrize("decisions", [("POST", "DELETE"), ("POST", "POST"), ("DELETE", "DELETE")])
