@@ -30,8 +30,8 @@ from sdstore.mvds import (
     Deliver,
     MemoryState,
     Message,
+    MvdsOptions,
     Node,
-    Options,
     Record,
     RecordType,
     RemoteProtocolError,
@@ -70,7 +70,7 @@ class MvdsEndpoint(Collector):
         self._limits = limits
         # Digests by message ID, of messages that passed through this process.
         self._known: Recent[bytes, bytes] = Recent(limits.mvds_known_ids_max)
-        self._options = Options(
+        self._options = MvdsOptions(
             payload_bytes_max=limits.mvds_payload_bytes_max,
             records_per_peer_max=limits.mvds_records_per_peer_max,
             acks_per_peer_max=limits.mvds_fields_max,

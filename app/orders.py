@@ -115,7 +115,7 @@ class OrderCaller(NamedTuple):
     name: str
     address: str
     has_left: Callable[[], bool]
-    is_stranger: bool = False
+    is_anonymous: bool = False
 
 
 class Order:
@@ -296,9 +296,9 @@ class Orders:
         self._sharing = sharing
         self._orders: OrderedDict[Wanted, Order] = OrderedDict()
         self._thread = asyncio.Lock()
-        self._budget, self._stranger_budget = (
+        self._budget, self._anonymous_budget = (
             Budget(ms_max, "ms of computing orders", Code.ORDER_BUDGET_SPENT)
-            for ms_max in (limits.order_ms_per_minute, limits.stranger_order_ms_per_minute)
+            for ms_max in (limits.order_ms_per_minute, limits.anonymous_order_ms_per_minute)
         )
 
     @property
@@ -413,7 +413,7 @@ class Orders:
         while (
             (items or order.ordering.is_behind) and not order.is_too_large and not caller.has_left()
         ):
-            budget = self._stranger_budget if caller.is_stranger else self._budget
+            budget = self._anonymous_budget if caller.is_anonymous else self._budget
             budget.check(caller.name)
             taken = await self.in_thread(partial(order.take, items))
             budget.spend(caller.name, taken.ms)

@@ -80,7 +80,7 @@ class CountingPeer:
 
     async def recon(self, request: bytes) -> bytes:
         """One call."""
-        answer = await self._node.recon.answer(request, _CALLER)
+        answer = await self._node.recon.endpoint.answer(request, _CALLER)
         raw = answer.SerializeToString()
         self.bytes_up += len(request)
         self.bytes_down += len(raw)
@@ -91,7 +91,7 @@ class CountingPeer:
 
 def forget_views(node: Node) -> None:
     """Let no cached view help."""
-    node.index.views = ViewCache(DEFAULT_LIMITS.recon_views_bytes_max)
+    node.recon.index.views = ViewCache(DEFAULT_LIMITS.recon_views_bytes_max)
 
 
 async def session(
@@ -101,10 +101,10 @@ async def session(
     for node in (ours, theirs):
         forget_views(node)
     peer = CountingPeer(theirs)
-    replica = ours.peers._replica  # noqa: SLF001 - the initiating side, as its scheduler uses it
+    replica = ours.federation.peers._replica  # noqa: SLF001 - the initiating side, as its scheduler uses it
     started_s = time.process_time()
     report, memory = await sync_with_peer(
-        replica, peer, ours.interests.current, memory=memory, arrivals=replica
+        replica, peer, ours.federation.interests.current, memory=memory, arrivals=replica
     )
     cpu_ms = (time.process_time() - started_s) * 1e3
     assert report.in_sync, report
@@ -153,7 +153,7 @@ class Pair:
                 for n in range(self._new)
             ]
             started_s = time.process_time()
-            outcomes = await node.door.publish_many(batch)
+            outcomes = await node.ingest.door.publish_many(batch)
             publish_cpu_ms += (time.process_time() - started_s) * 1e3
             for outcome in outcomes:
                 assert not isinstance(outcome, Exception), outcome

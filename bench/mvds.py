@@ -16,7 +16,7 @@ from statistics import median
 import matplotlib as mpl
 
 from bench.table import RESULTS, publish
-from sdstore.mvds import Deliver, MemoryState, Message, Node, Options, Send
+from sdstore.mvds import Deliver, MemoryState, Message, MvdsOptions, Node, Send
 
 mpl.use("Agg")
 
@@ -55,7 +55,7 @@ class Pair:
         self.bytes = 0
         self.applications = {name: Application() for name in "ab"}
         self.states = {name: MemoryState() for name in "ab"}
-        options = Options(
+        options = MvdsOptions(
             interactive=interactive, records_per_peer_max=1_000_000, payload_bytes_max=payload
         )
         self.nodes = {

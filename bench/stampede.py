@@ -40,9 +40,9 @@ from recon.agreement import Interest, SessionKey
 from recon.elements import U8, U64, Mask, heads_of, order_of_lamport
 from recon.index import Columns, RangeIndex, element_sequence
 from recon.view import View
-from sdstore.client.errors import StoreError, error_of_reply
 from sdstore.client.exchange import Retry
 from sdstore.client.transport import sync_error
+from sdstore.errors import StoreError, error_of_reply
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import HistoryEntry, Message, claim_id, entry_digest
 from sdstore.sync.comparison import Mode

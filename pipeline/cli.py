@@ -14,12 +14,17 @@ import typer
 
 from app.cli.database import SQLITE_PREFIX, database_settings, require_database
 from app.cli.messages import Indexers, NonIndexers, Relayed, print_order
-from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir, node_client, node_url
 from app.cli.output import (
+    AsJson,
+    ChannelIds,
     CliError,
+    DatabaseUrl,
+    DataDir,
     Exit,
     counted,
     human_bytes,
+    node_client,
+    node_url,
     print_error,
     print_json,
     print_note,

@@ -24,7 +24,7 @@ from pipeline import manifest as manifests
 from pipeline.columns import ENTRY_KEYS, digest_array
 from pipeline.database import INT64_MAX, INT64_MIN, Database, Interval, Scan, open_database
 from pipeline.manifest import EntryRange, ManifestError, PipelineError
-from pipeline.steps import items
+from pipeline.session import items
 
 RANGES_PER_CHANNEL = 64
 RANGES_MAX = 10_000  # listed; beyond this the count is enough

@@ -45,9 +45,8 @@ from pipeline.manifest import (
     share_file,
     write_file,
 )
-from pipeline.roots import prove
-from pipeline.steps import on_cluster, step
-from pipeline.tables import write_channels, write_claims, write_entries
+from pipeline.session import on_cluster, step
+from pipeline.tables import prove, write_channels, write_claims, write_entries
 from sdstore.sds.codec import DECODER_VERSION
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from pipeline.manifest import (
     keep_only,
     published,
 )
-from pipeline.steps import step
+from pipeline.session import step
 from pipeline.tables import LOG_ORDER, read_entries
 from sdstore.client.records import OrderBreach, OrderIndexer, OrderItem, OrderPage, StoredMessage
 from sdstore.sds.model import Dialect, MessageError

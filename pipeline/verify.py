@@ -31,11 +31,18 @@ from pipeline.manifest import (
     Summary,
     record_of,
 )
-from pipeline.roots import channel_summaries, prove
-from pipeline.steps import on_cluster, step
-from pipeline.tables import claim_facts, different_channels, entry_facts, is_lost, stored_channels
+from pipeline.session import on_cluster, step
+from pipeline.tables import (
+    channel_summaries,
+    claim_facts,
+    different_channels,
+    entry_facts,
+    is_lost,
+    prove,
+    stored_channels,
+)
 from sdstore.client.clients import StoreClient
-from sdstore.client.errors import StoreError
+from sdstore.errors import StoreError
 from sdstore.sds.codec import decode
 from sdstore.sds.model import Message, MessageError, claim_id, entry_digest, frame_hash
 
@@ -367,7 +374,7 @@ def compare_with_node(
     A channel of the node may have grown. Then as many of its newest entries are fetched as the node has
     more: together with the snapshot's entries they must have the node's root.
     """
-    from app.cli.options import node_client  # noqa: PLC0415 - tasks of Spark have no command line
+    from app.cli.output import node_client  # noqa: PLC0415 - tasks of Spark have no command line
 
     compare = partial(_compare_grown, spark, snapshot, manifest)
     with node_client(node_url) as client, step(spark, "Compare with the node"):

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from app.cli.demo import running_node
 from app.cli.files import delimited
 from app.cli.program import MODULES
-from app.demo.run import running_node
 from app.server.settings import load_settings
 from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode

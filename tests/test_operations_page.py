@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from app.cli.demo import running_node
 from app.cli.output import Exit
-from app.demo.run import running_node
 from tests.support.cli import cli, process
 from tests.support.debian import program
 from tests.test_documented_commands import PASTE_S_MAX, checkout, clean_environment, free_ports

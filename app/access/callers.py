@@ -53,7 +53,7 @@ class Rate(Enum):
     """Callers on this machine: the operator bounds what runs there."""
     CALLER = "caller"
     """Callers with a token, and everybody on a node that is open to all (`--insecure`)."""
-    STRANGER = "stranger"
+    ANONYMOUS = "anonymous"
 
 
 class InChannel(Protocol):
@@ -100,7 +100,7 @@ class Caller:
         An operator's actions reach every channel, so they need grants for all of them.
         """
         if scope not in self.scopes and scope is not Scope.OPEN:
-            if self.rate is Rate.STRANGER:
+            if self.rate is Rate.ANONYMOUS:
                 raise unauthenticated("this needs an access token (Authorization: Bearer TOKEN)")
             raise Problem(Code.FORBIDDEN, f"this needs the scope {scope}{_HINTS.get(scope, '')}")
         if scope is Scope.ADMIN and self.channels is not None:
@@ -109,7 +109,7 @@ class Caller:
             return
         channels = self._channels_of(scope)
         if channels is not None and not channels.matches(channel_id):
-            if self.rate is Rate.STRANGER:
+            if self.rate is Rate.ANONYMOUS:
                 raise unauthenticated("this channel needs an access token")
             raise Problem(Code.FORBIDDEN, "the credentials do not cover this channel")
 
@@ -251,8 +251,8 @@ class LoopbackAuthorizer:
     `sync` remains, so that stores on one machine sync without tokens: it reads what `read` does.
 
     A request for another host name is refused even if it comes from this machine: a web page could
-    reach a local service through DNS that it controls, and a stranger through a proxy. A request for the
-    name in the public URL is that of a stranger, because whoever calls it may have come through a proxy.
+    reach a local service through DNS that it controls, and an anonymous caller through a proxy. A request for the
+    name in the public URL is that of an anonymous caller, because whoever calls it may have come through a proxy.
     """
 
     def __init__(self, public_host: bytes = b"") -> None:
@@ -261,11 +261,11 @@ class LoopbackAuthorizer:
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         """See `Authorizer`."""
         if not _is_loopback(client_host):
-            return stranger(client_host)
+            return anonymous(client_host)
         name = _host_name(headers.get(b"host", b"localhost"))
         if not _is_loopback(name):
             if name and name == self._public_name:
-                return stranger(client_host)
+                return anonymous(client_host)
             raise Problem(
                 Code.FORBIDDEN,
                 "the Host header names another machine; a node behind a proxy needs --public-url",
@@ -289,11 +289,11 @@ class DistrustingAuthorizer:
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
         """See `Authorizer`."""
-        return _anybody(client_host) if self._is_open else stranger(client_host)
+        return _anybody(client_host) if self._is_open else anonymous(client_host)
 
 
 class AnonymousAuthorizer:
-    """Lets strangers read or publish in some channels; everybody else as another authorizer says.
+    """Lets anonymous callers read or publish in some channels; everybody else as another authorizer says.
 
     `reads` and `publishes` are prefixes of channels, or "*" for all; empty for none.
     """
@@ -302,32 +302,32 @@ class AnonymousAuthorizer:
         self, known: Authorizer, *, reads: Sequence[str] = (), publishes: Sequence[str] = ()
     ) -> None:
         self._known = known
-        self._granted = granted_to_strangers(reads, publishes)
+        self._granted = granted_to_anonymous(reads, publishes)
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         """See `Authorizer`."""
         caller = self._known.identify(client_host, headers)
-        if caller.rate is not Rate.STRANGER:
+        if caller.rate is not Rate.ANONYMOUS:
             return caller
         granted = self._granted
         return Caller(
             caller.name,
             granted.scopes,
             granted.channels,
-            rate=Rate.STRANGER,
+            rate=Rate.ANONYMOUS,
             publishable=granted.publishable,
         )
 
 
-def granted_to_strangers(reads: Sequence[str], publishes: Sequence[str]) -> Caller:
-    """A stranger without a name, with what the operator opens to all of them (`AnonymousAuthorizer`)."""
+def granted_to_anonymous(reads: Sequence[str], publishes: Sequence[str]) -> Caller:
+    """An anonymous caller without a name, with what the operator opens to all of them (`AnonymousAuthorizer`)."""
     scopes = {Scope.OPEN: True, Scope.READ: bool(reads), Scope.PUBLISH: bool(publishes)}
     return Caller(
         "",
         frozenset(scope for scope, is_open in scopes.items() if is_open),
         _covered(tuple(reads)),
-        rate=Rate.STRANGER,
-        # Not None, which would mean the channels that strangers read.
+        rate=Rate.ANONYMOUS,
+        # Not None, which would mean the channels that anonymous callers read.
         publishable=_covered(tuple(publishes)) or _EVERY_CHANNEL,
     )
 
@@ -369,10 +369,10 @@ def _anybody(client_host: str) -> Caller:
 
 
 @lru_cache(maxsize=4096)
-def stranger(client_host: str) -> Caller:
+def anonymous(client_host: str) -> Caller:
     """A caller without credentials, who may use open routes only."""
     name = f"address {address_key(client_host)}"
-    return Caller(name, frozenset({Scope.OPEN}), rate=Rate.STRANGER)
+    return Caller(name, frozenset({Scope.OPEN}), rate=Rate.ANONYMOUS)
 
 
 @lru_cache(maxsize=256)
@@ -389,11 +389,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-# ---- running requests of strangers
+# ---- running requests of anonymous callers
 
 
-class Strangers:
-    """What strangers may do now, and the tasks that work for them: as many as requests run."""
+class AnonymousCallers:
+    """What anonymous callers may do now, and the tasks that work for them: as many as requests run."""
 
     def __init__(self, settings: Settings) -> None:
         self._granted = _granted(settings)
@@ -408,7 +408,7 @@ class Strangers:
                 task.cancel("anonymous access was withdrawn")
 
     def begin(self, caller: Caller, task: asyncio.Task[Any]) -> None:
-        """A task works for a stranger: a withdrawal cancels it until `end`.
+        """A task works for an anonymous caller: a withdrawal cancels it until `end`.
 
         Raises Problem(UNAUTHENTICATED) if it came since the caller was identified.
         """
@@ -422,4 +422,4 @@ class Strangers:
 
 
 def _granted(settings: Settings) -> Caller:
-    return granted_to_strangers(settings.anonymous_read, settings.anonymous_publish)
+    return granted_to_anonymous(settings.anonymous_read, settings.anonymous_publish)

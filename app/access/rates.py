@@ -96,11 +96,11 @@ class Rates:
 
     def __init__(self, limits: Limits) -> None:
         self._callers = _Table(limits.caller_requests_per_minute, limits.caller_bytes_per_minute)
-        self._strangers = _Table(
-            limits.stranger_requests_per_minute, limits.stranger_bytes_per_minute
+        self._anonymous = _Table(
+            limits.anonymous_requests_per_minute, limits.anonymous_bytes_per_minute
         )
         self._limits = limits
-        self._strangers_live_count = 0
+        self._anonymous_live_count = 0
 
     def configure(self, settings: Settings) -> None:
         """Take over the rates of the settings; one that is unset is that of the limits."""
@@ -109,14 +109,14 @@ class Rates:
             settings.caller_requests_per_minute or limits.caller_requests_per_minute,
             settings.caller_bytes_per_minute or limits.caller_bytes_per_minute,
         )
-        self._strangers.configure(
-            settings.stranger_requests_per_minute or limits.stranger_requests_per_minute,
-            settings.stranger_bytes_per_minute or limits.stranger_bytes_per_minute,
+        self._anonymous.configure(
+            settings.anonymous_requests_per_minute or limits.anonymous_requests_per_minute,
+            settings.anonymous_bytes_per_minute or limits.anonymous_bytes_per_minute,
         )
 
     def admit(self, caller: Caller) -> Bucket:
         """Count a request of a caller that is not free; `rate_limited` while its bucket is empty."""
-        table = self._strangers if caller.rate is Rate.STRANGER else self._callers
+        table = self._anonymous if caller.rate is Rate.ANONYMOUS else self._callers
         bucket = table.buckets.get(caller.name)
         if bucket is None:
             bucket = table.add(caller.name)
@@ -124,21 +124,21 @@ class Rates:
         return bucket
 
     def begin_live(self, bucket: Bucket) -> None:
-        """Count a live stream of a stranger; `rate_limited` if it or all strangers have too many."""
+        """Count a live stream of an anonymous caller; `rate_limited` if it, or all of them, have too many."""
         limits = self._limits
         if (
-            bucket.live_count >= limits.stranger_live_readers_max
-            or self._strangers_live_count >= limits.live_readers_max // 2
+            bucket.live_count >= limits.anonymous_live_readers_max
+            or self._anonymous_live_count >= limits.live_readers_max // 2
         ):
-            detail = f"{limits.stranger_live_readers_max} live streams at a time"
+            detail = f"{limits.anonymous_live_readers_max} live streams at a time"
             raise _refusal(detail, limits.live_heartbeat_s)
         bucket.live_count += 1
-        self._strangers_live_count += 1
+        self._anonymous_live_count += 1
 
     def end_live(self, bucket: Bucket) -> None:
         """A live stream of `begin_live` has ended."""
         bucket.live_count -= 1
-        self._strangers_live_count -= 1
+        self._anonymous_live_count -= 1
 
 
 class Budget:

@@ -522,7 +522,7 @@ def _is_past(moment_ms: int) -> bool:
 class TokenAuthorizer:
     """Callers with a token; the others as another authorizer identifies them.
 
-    Where that one does not know a caller, the caller is a stranger who may use open routes only.
+    Where that one does not know a caller, the caller is an anonymous one who may use open routes only.
     """
 
     def __init__(self, tokens: Tokens, without_token: Authorizer) -> None:

@@ -27,8 +27,7 @@ from app.cli.files import (
     write_through,
 )
 from app.cli.main import waiting
-from app.cli.options import PATIENCE, access
-from app.cli.output import CliError, Exit
+from app.cli.output import PATIENCE, CliError, Exit, access
 from app.entries import NOTHING_ARRIVED, Entry, Outcome, Token, Watermark
 from app.errors import Code, Problem
 from app.ingest.door import Door

@@ -23,8 +23,7 @@ from app.cli.output import CliError, Exit
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication, read_json_item
 from app.server.limits import DEFAULT_LIMITS
-from sdstore.sds.codec import MessageError, decode
-from sdstore.sds.jsonform import to_json
+from sdstore.sds.codec import MessageError, decode, to_json
 from sdstore.sds.model import entry_digest
 
 if TYPE_CHECKING:

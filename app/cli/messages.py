@@ -29,23 +29,21 @@ from app.cli.files import (
     require_one_output,
     size_of,
 )
-from app.cli.options import (
+from app.cli.output import (
     DEFAULT_NODE,
     PATIENCE,
     AsJson,
     ChannelId,
-    NodeUrl,
-    access,
-    is_known,
-    node_client,
-)
-from app.cli.output import (
     CliError,
     Exit,
+    NodeUrl,
+    access,
     counted,
     counts_text,
     exit_of,
     human_bytes,
+    is_known,
+    node_client,
     print_counts,
     print_json,
     print_note,
@@ -62,7 +60,6 @@ from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS
 from app.server.logs import printable
 from sdstore.client import StoreClient
-from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
     Batcher,
     BoundedBody,
@@ -81,8 +78,8 @@ from sdstore.client.records import (
     StoredMessage,
     WakuEnvelope,
 )
-from sdstore.sds.codec import decode
-from sdstore.sds.jsonform import to_json
+from sdstore.errors import StoreError
+from sdstore.sds.codec import decode, to_json
 from sdstore.sds.model import frame_hash
 
 verbs = typer.Typer()

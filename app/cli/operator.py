@@ -14,12 +14,17 @@ import typer
 
 from app.cli.main import loading
 from app.cli.messages import hex_argument
-from app.cli.options import DEFAULT_NODE, AsJson, ConfigFile, DataDir, NodeUrl, node_client
 from app.cli.output import (
+    DEFAULT_NODE,
+    AsJson,
     CliError,
+    ConfigFile,
+    DataDir,
     Exit,
+    NodeUrl,
     counted,
     human_bytes,
+    node_client,
     print_json,
     print_note,
     print_table,

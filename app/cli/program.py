@@ -19,10 +19,9 @@ from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from app.cli.main import loading
-from app.cli.options import CaPath, TokenPath, access
-from app.cli.output import CliError, Exit, exit_of, print_error
+from app.cli.output import CaPath, CliError, Exit, TokenPath, access, exit_of, print_error
 from app.errors import Problem, SettingsError
-from sdstore.client.errors import StoreError
+from sdstore.errors import StoreError
 
 COMPLETION_VARIABLE = "_SDSTORE_COMPLETE"
 """Set by the script of `--show-completion` when the shell asks for completions."""
@@ -53,7 +52,7 @@ MODULES = {
     "migrate": "app.cli.store",
     "check": "app.cli.store",
     "reindex": "app.cli.store",
-    "demo": "app.demo.run",
+    "demo": "app.cli.demo",
     "openapi": "app.cli.serve",
     "version": "app.cli.serve",
     "snapshot": "pipeline.cli",

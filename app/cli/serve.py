@@ -21,17 +21,23 @@ import typer
 
 from app.access.operator import OPERATOR_FILE, InUseError, announced, has_token, locked
 from app.cli.main import loading
-from app.cli.options import (
+from app.cli.output import (
     DEFAULT_NODE,
     AsJson,
+    CliError,
     ConfigFile,
     DatabaseUrl,
     DataDir,
+    Exit,
     NodeUrl,
     access,
+    print_json,
+    print_note,
+    print_table,
+    stdout,
+    table,
     with_remedy,
 )
-from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.errors import SettingsError
 from app.server.limits import limits_table
 from app.server.settings import Settings, load_settings

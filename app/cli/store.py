@@ -26,15 +26,13 @@ from app.cli.files import (
     size_of,
 )
 from app.cli.main import loading
-from app.cli.options import (
+from app.cli.output import (
     AsJson,
     ChannelIds,
+    CliError,
     ConfigFile,
     DatabaseUrl,
     DataDir,
-)
-from app.cli.output import (
-    CliError,
     Exit,
     counted,
     human_bytes,

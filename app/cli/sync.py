@@ -12,37 +12,35 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.main import loading
-from app.cli.options import (
+from app.cli.output import (
     DEFAULT_NODE,
     AsJson,
     ChannelIds,
-    NodeUrl,
-    is_known,
-    node_client,
-    read_token,
-    with_remedy,
-)
-from app.cli.output import (
     CliError,
     Exit,
+    NodeUrl,
     age_text,
     counted,
     exit_of_sync,
     figures_of,
     human_bytes,
+    is_known,
+    node_client,
     print_error,
     print_json,
     print_note,
     print_table,
+    read_token,
     stdout,
     sync_progress,
     table,
+    with_remedy,
 )
 from app.errors import Code
 from app.server.logs import printable
 from sdstore.client import StoreClient
-from sdstore.client.errors import StoreError
 from sdstore.client.records import Peer, Sync
+from sdstore.errors import StoreError
 from sdstore.sync.report import NOTHING_SHARED, Progress, SyncOutcome, SyncReport
 
 verbs = typer.Typer()

@@ -32,7 +32,6 @@ from app.federation.peers import Peers
 from app.live.relay import Passing, Presence, Relay, RelayReader
 from app.server.limits import Limits
 from app.server.supervisor import Supervisor, ended
-from sdstore.client.errors import StoreError, error_of_reply
 from sdstore.client.exchange import CONNECT_TIMEOUT_S, network_reason
 from sdstore.client.live import EventReader, ServerEvent
 from sdstore.client.transport import (
@@ -41,6 +40,7 @@ from sdstore.client.transport import (
     INSTANCE_HEADER,
     PROTOBUF,
 )
+from sdstore.errors import StoreError, error_of_reply
 from sdstore.sync.report import SyncError, misbehaved
 from sdstore.wire import store_pb2 as wire
 
@@ -250,8 +250,8 @@ class Link:
                 parsing_s = time.thread_time() - began_s
                 frames = [frame for frame, _ in came]
                 if frames:
-                    ways = [via for _, via in came]
-                    await self._relay.take(frames, self.peer.instance, ways=ways)
+                    paths = [via for _, via in came]
+                    await self._relay.take(frames, self.peer.instance, paths=paths)
                 await self._pace(
                     max(
                         len(arrived) / self._limits.relay_messages_per_s,
@@ -262,7 +262,7 @@ class Link:
         raise misbehaved("the stream ended")
 
     def _read(self, event: ServerEvent, nudge: Callable[[str], None]) -> tuple[bytes, bytes] | None:
-        """The frame of an event and its way, if it has one; the others are done at once."""
+        """The frame of an event and its path, if it has one; the others are done at once."""
         match event.name:
             case "nudge":
                 self._relay.counters.nudges_received += 1
@@ -277,7 +277,7 @@ class Link:
                 try:
                     return frame, bytes.fromhex(_member(event, "via", str, ""))
                 except ValueError:
-                    raise misbehaved("a way that is not in hex") from None
+                    raise misbehaved("a path that is not in hex") from None
         return None  # also for an event of a later version
 
     async def _pace(self, cost_s: float) -> None:

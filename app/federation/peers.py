@@ -97,7 +97,7 @@ class Peers:
     """All peers of a node. Call `start` before and `close` after use.
 
     `instance_id` is this node's own ID: a server that answers with it is this node, not a peer.
-    `strangers` sums the syncs with stores that are not peers. `processes`: the others over the database;
+    `unlisted` sums the syncs with stores that are not peers. `processes`: the others over the database;
     `announcing` is called to tell them of this one.
     """
 
@@ -110,7 +110,7 @@ class Peers:
         settings: Settings,
         instance_id: str,
     ) -> None:
-        self.strangers = PeerTotals()
+        self.unlisted = PeerTotals()
         self._replica = replica
         self._syncs = syncs
         self._records = records
@@ -134,7 +134,7 @@ class Peers:
         self._looking = asyncio.Lock()
         self._has_changed = asyncio.Event()
         # Stores that were synced with by URL, and their results; bounded like the sessions.
-        self._strangers: dict[str, Peer] = {}
+        self._unlisted: dict[str, Peer] = {}
         self._schedule = Schedule(
             settings.sync_interval_s,
             random.Random(),
@@ -315,14 +315,14 @@ class Peers:
         known = self._peers.get(peer_id_of(url))
         if known is None:
             await resolve(url, private_allowed=self._settings.allows_private_peers)
-            stranger = self._stranger(url)
-            return await self._known_to_all(self._start_asked(stranger, channels, dry_run))
+            peer = self._unlisted_peer(url)
+            return await self._known_to_all(self._start_asked(peer, channels, dry_run))
         return await self.sync_peer(known.peer_id, channels, dry_run=dry_run)
 
-    def _stranger(self, url: httpx.URL) -> Peer:
-        while len(self._strangers) >= self._limits.syncs_remembered_max:
-            del self._strangers[next(iter(self._strangers))]
-        return self._strangers.setdefault(str(url), Peer("", url))
+    def _unlisted_peer(self, url: httpx.URL) -> Peer:
+        while len(self._unlisted) >= self._limits.syncs_remembered_max:
+            del self._unlisted[next(iter(self._unlisted))]
+        return self._unlisted.setdefault(str(url), Peer("", url))
 
     def _start_asked(
         self, peer: Peer, channels: tuple[str, ...], dry_run: bool, sync_id: str | None = None
@@ -393,7 +393,7 @@ class Peers:
                     report = SyncReport.of_error(problem)
                 verdict = verdict_of(report)
                 if not self._is_held(peer):
-                    self.strangers.add(report)
+                    self.unlisted.add(report)
                 elif not dry_run and peer.learn(report):
                     self._has_changed.set()
                 return report

@@ -148,7 +148,7 @@ async def readyz(call: Anybody) -> Reply:
     document: dict[str, Any] = {"status": "ready"}
     if failing := call.node.supervisor.failing:
         document["failing_tasks"] = failing
-    if (watermark := call.node.door.watermark) is not None and watermark.is_low:
+    if (watermark := call.node.ingest.door.watermark) is not None and watermark.is_low:
         document["refuses_messages"] = watermark.reason
     if call.node.worker is not None:
         states = enumerate(call.node.worker.board.states())
@@ -162,7 +162,7 @@ async def readyz(call: Anybody) -> Reply:
 async def metrics(call: Reader) -> Reply:
     """Prometheus metrics, prefix `sdstore_`, of all workers. They need grants for every channel."""
     node = call.node
-    if call.caller.channels is not None or call.caller.rate is Rate.STRANGER:
+    if call.caller.channels is not None or call.caller.rate is Rate.ANONYMOUS:
         raise Problem(Code.FORBIDDEN, "the metrics are of every channel")
     if node.worker is None:
         text = await own_metrics(node)

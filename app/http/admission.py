@@ -38,7 +38,15 @@ from pydantic import BaseModel
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import BaseRoute, Match
 
-from app.access.callers import Authorizer, Caller, Rate, Scope, Strangers, confined, stranger
+from app.access.callers import (
+    AnonymousCallers,
+    Authorizer,
+    Caller,
+    Rate,
+    Scope,
+    anonymous,
+    confined,
+)
 from app.access.proxies import address_key
 from app.access.tokens import Tokens
 from app.errors import Code, Problem
@@ -537,9 +545,9 @@ class Admission:
             if call.sent_bytes and call.bucket is not None:
                 call.bucket.spend(call.sent_bytes)
             if call.caller.token_id is not None:
-                _end_with_grants(served.node.tokens, call)
-            elif call.caller.rate is Rate.STRANGER:
-                _end_with_grants(served.node.strangers, call)
+                _end_with_grants(served.node.access.tokens, call)
+            elif call.caller.rate is Rate.ANONYMOUS:
+                _end_with_grants(served.node.access.anonymous, call)
         except BaseException:
             call.end()
             raise
@@ -568,7 +576,7 @@ class Admission:
         caller = _caller(served, asgi, headers)
         answer.who = caller.name
         # Callers on this machine have no rate limit, and pay nothing for that of others.
-        bucket = None if caller.rate is Rate.FREE else node.rates.admit(caller)
+        bucket = None if caller.rate is Rate.FREE else node.access.rates.admit(caller)
         if b"origin" in headers:
             caller = confined(caller, headers, node.settings.public_host)
         channel_id = asgi["path_params"].get("channel_id")
@@ -656,12 +664,12 @@ def _caller(served: Served, asgi: AsgiScope, headers: Mapping[bytes, bytes]) -> 
         return served.authorizer.identify(client, headers)
     except Problem as problem:
         if problem.code is Code.UNAUTHENTICATED:
-            served.node.rates.admit(stranger(client))
-            served.node.tokens.note_rejected(headers, client, problem.detail)
+            served.node.access.rates.admit(anonymous(client))
+            served.node.access.tokens.note_rejected(headers, client, problem.detail)
         raise
 
 
-def _end_with_grants(grants: Tokens | Strangers, call: Call) -> None:
+def _end_with_grants(grants: Tokens | AnonymousCallers, call: Call) -> None:
     """Have a request ended when its caller's grants are withdrawn.
 
     The caller was identified before its body came and before it waited for its turn: raises Problem if the

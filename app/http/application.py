@@ -105,7 +105,9 @@ class Application(FastAPI):
     def serve(self, node: Node, authorizer: Authorizer | None = None) -> None:
         """Answer for an open node."""
         if authorizer is None:
-            authorizer = with_tokens = TokenAuthorizer(node.tokens, _without_token(node.settings))
+            authorizer = with_tokens = TokenAuthorizer(
+                node.access.tokens, _without_token(node.settings)
+            )
 
             def take_over(settings: Settings) -> None:
                 with_tokens.without_token = _without_token(settings)

@@ -35,8 +35,7 @@ from app.server.limits import Limits
 from app.server.node import Node
 from app.server.sharing import Holding
 from sdstore.client.transport import INSTANCE_HEADER
-from sdstore.sds.codec import decode
-from sdstore.sds.jsonform import to_json
+from sdstore.sds.codec import decode, to_json
 from sdstore.wire import store_pb2 as wire
 
 if TYPE_CHECKING:
@@ -266,7 +265,7 @@ Headers = list[tuple[bytes, bytes]]
 _INSTANCE_ID = re.compile(rb"[0-9a-f]{32}")
 
 EXCHANGE_KEY = "sdstore.exchange"
-"""Where our server leaves its `Exchange` in the ASGI scope. Other servers leave nothing."""
+"""Where our server leaves its `app.server.connection.Exchange` in the ASGI scope. Other servers leave nothing."""
 
 Parts = AsyncGenerator[Sequence[bytes], None]
 """The parts of a reply. The next one is made when the client has read the one before."""
@@ -343,7 +342,7 @@ class Call:
     headers: Mapping[bytes, bytes]
     asgi: AsgiScope
     address: str = ""
-    exchange: Exchange | None = None
+    exchange: ServerExchange | None = None
     bucket: Bucket | None = None
     body: bytes = b""
     sent_bytes: int = 0
@@ -365,8 +364,8 @@ class Call:
         """The numbers of the channels that the caller may read, ascending; None: of every channel."""
         if self.caller.channels is None:
             return None
-        await self.node.index.catch_up()
-        return self.node.index.channel_numbers(self.caller.channels)
+        await self.node.recon.index.catch_up()
+        return self.node.recon.index.channel_numbers(self.caller.channels)
 
     async def absences(
         self, message_ids: Sequence[str], channel_id: str | None
@@ -375,9 +374,9 @@ class Call:
 
         Callers check beforehand that the grants cover `channel_id`. Without a policy nothing is known.
         """
-        if self.node.judge is None or not message_ids:
+        if self.node.ingest.judge is None or not message_ids:
             return {}
-        known = await asyncio.to_thread(self.node.quarantine.absences, message_ids)
+        known = await asyncio.to_thread(self.node.ingest.quarantine.absences, message_ids)
         return {
             message_id: why
             for message_id, channel, why in known
@@ -418,7 +417,7 @@ def client_of(asgi: AsgiScope) -> str:
     return client[0] if client else ""
 
 
-class Exchange(Protocol):
+class ServerExchange(Protocol):
     """Features of our server beyond ASGI: replies in one write, and parts that are not copied."""
 
     task: asyncio.Task[None]
@@ -584,7 +583,9 @@ class Answer:
         "who",
     )
 
-    def __init__(self, send: Send, exchange: Exchange | None, node: Node, *, is_head: bool) -> None:
+    def __init__(
+        self, send: Send, exchange: ServerExchange | None, node: Node, *, is_head: bool
+    ) -> None:
         self._send = send
         self._exchange = exchange
         self._node = node
@@ -596,7 +597,7 @@ class Answer:
         self.has_room = False
 
     @property
-    def exchange(self) -> Exchange | None:
+    def exchange(self) -> ServerExchange | None:
         """That of our server; None if another one serves."""
         return self._exchange
 
@@ -636,8 +637,8 @@ class Answer:
         if call is None or bucket is None:
             await self._stream(reply, reply.parts)
             return
-        rates = self._node.rates
-        is_counted = reply.is_live and call.caller.rate is Rate.STRANGER
+        rates = self._node.access.rates
+        is_counted = reply.is_live and call.caller.rate is Rate.ANONYMOUS
         if is_counted:
             try:
                 rates.begin_live(bucket)

@@ -417,7 +417,7 @@ async def get_channel(call: Reader, channel_id: str) -> Reply:
             detail += f"; to read the {channel_id} of a channel, add ?channel_id="
         raise Problem(Code.NOT_FOUND, detail)
     # More messages may have come since, and count and root must match.
-    count, root = await call.node.index.root(channel_id, channel.count)
+    count, root = await call.node.recon.index.root(channel_id, channel.count)
     channel = replace(channel, count=count)
     if call.form is Form.PROTOBUF:
         message = _channel_protobuf(channel)

@@ -94,8 +94,8 @@ class SyncUrlBody(SyncBody):
 @router.get("/v1/peers", **documented({200: reply("The peers", PeerList)}))
 async def list_peers(call: Operator) -> Reply:
     """All peers."""
-    await call.node.peers.refresh()
-    return json_only({"peers": [peer.document() for peer in call.node.peers.all()]})
+    await call.node.federation.peers.refresh()
+    return json_only({"peers": [peer.document() for peer in call.node.federation.peers.all()]})
 
 
 @router.post(
@@ -108,9 +108,9 @@ async def list_peers(call: Operator) -> Reply:
 async def add_peer(call: Operator, body: Annotated[PeerBody, json_body(PeerBody)]) -> Reply:
     """Add a peer; 200 if it is one already."""
     call.target = shown_url(body.url)
-    await call.node.peers.refresh()
-    known = {peer.peer_id for peer in call.node.peers.all()}
-    peer = await call.node.peers.add(body.url, body.token)
+    await call.node.federation.peers.refresh()
+    known = {peer.peer_id for peer in call.node.federation.peers.all()}
+    peer = await call.node.federation.peers.add(body.url, body.token)
     call.target = f"{peer.peer_id} {call.target}"
     status = 200 if peer.peer_id in known else 201
     return json_only(peer.document(), status, [call.location(f"/v1/peers/{peer.peer_id}")])
@@ -119,15 +119,15 @@ async def add_peer(call: Operator, body: Annotated[PeerBody, json_body(PeerBody)
 @router.get("/v1/peers/{peer_id:segment}", **documented({200: reply("The peer", PeerJson)}))
 async def get_peer(call: Operator, peer_id: str) -> Reply:
     """One peer."""
-    await call.node.peers.refresh()
-    return json_only(call.node.peers.get(peer_id).document())
+    await call.node.federation.peers.refresh()
+    return json_only(call.node.federation.peers.get(peer_id).document())
 
 
 @router.delete("/v1/peers/{peer_id:segment}", **documented({204: reply("Removed")}))
 async def remove_peer(call: Operator, peer_id: str) -> Reply:
     """Forget a peer; messages that it sent stay."""
-    await call.node.peers.refresh()
-    await call.node.peers.remove(peer_id)
+    await call.node.federation.peers.refresh()
+    await call.node.federation.peers.remove(peer_id)
     return Reply(204, [])
 
 
@@ -137,11 +137,11 @@ async def remove_peer(call: Operator, peer_id: str) -> Reply:
 async def peer_status(call: Operator, peer_id: str) -> Reply:
     """Health of a peer and the record of divergence from it."""
     node = call.node
-    await node.peers.refresh()
-    peer = node.peers.get(peer_id)
-    memory = await node.peers.memory_of(peer)
+    await node.federation.peers.refresh()
+    peer = node.federation.peers.get(peer_id)
+    memory = await node.federation.peers.memory_of(peer)
     now_ms = time.time_ns() // 1_000_000
-    divergence = await divergence_of(peer, memory, node.store, node.index, now_ms)
+    divergence = await divergence_of(peer, memory, node.store, node.recon.index, now_ms)
     return json_only(peer.status() | {"divergence": divergence})
 
 
@@ -153,8 +153,8 @@ async def sync_peer(
     call: Operator, peer_id: str, body: Annotated[SyncBody, json_body(SyncBody, is_optional=True)]
 ) -> Reply:
     """Start a session with a peer now."""
-    await call.node.peers.refresh()
-    sync = await call.node.peers.sync_peer(
+    await call.node.federation.peers.refresh()
+    sync = await call.node.federation.peers.sync_peer(
         peer_id, channels=tuple(body.channels), dry_run=body.dry_run
     )
     return _started(call, sync)
@@ -163,7 +163,7 @@ async def sync_peer(
 @router.get("/v1/syncs", **documented({200: reply("The sessions", SyncList)}))
 async def list_syncs(call: Operator) -> Reply:
     """Sessions, newest first."""
-    return json_only({"syncs": await call.node.syncs.documents()})
+    return json_only({"syncs": await call.node.federation.syncs.documents()})
 
 
 @router.post(
@@ -172,8 +172,8 @@ async def list_syncs(call: Operator) -> Reply:
 async def sync_url(call: Operator, body: Annotated[SyncUrlBody, json_body(SyncUrlBody)]) -> Reply:
     """Start a session with a store that is not a configured peer."""
     call.target = shown_url(body.peer_url)
-    await call.node.peers.refresh()
-    sync = await call.node.peers.sync_url(
+    await call.node.federation.peers.refresh()
+    sync = await call.node.federation.peers.sync_url(
         body.peer_url, channels=tuple(body.channels), dry_run=body.dry_run
     )
     return _started(call, sync)
@@ -182,14 +182,14 @@ async def sync_url(call: Operator, body: Annotated[SyncUrlBody, json_body(SyncUr
 @router.get("/v1/syncs/{sync_id:segment}", **documented({200: reply("The session", SyncJson)}))
 async def get_sync(call: Operator, sync_id: str) -> Reply:
     """One session: percent in sync, segments of the range bar, report."""
-    return json_only(await call.node.syncs.find(sync_id))
+    return json_only(await call.node.federation.syncs.find(sync_id))
 
 
 @router.get("/v1/syncs/{sync_id:segment}/events", **documented(EVENTS))
 async def sync_events(call: Operator, sync_id: str) -> StreamedReply:
     """The session's state, now and after every change, as server-sent events."""
-    await call.node.syncs.find(sync_id)
-    return event_stream(_sync_events(call.node.syncs.watch(sync_id)))
+    await call.node.federation.syncs.find(sync_id)
+    return event_stream(_sync_events(call.node.federation.syncs.watch(sync_id)))
 
 
 async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncGenerator[Sequence[bytes], None]:
@@ -229,12 +229,12 @@ async def stream(call: Annotated[Call, admitted(Scope.SYNC)]) -> StreamedReply:
     process over this database reads the caller's own stream).
     """
     node, caller = call.node, call.caller
-    if node.relay.is_closed:
+    if node.live.relay.is_closed:
         raise Problem(Code.NOT_READY, "the node is about to stop")
-    place = node.live.take_place()
+    place = node.live.hub.take_place()
     instance_id = call.instance_id
-    reader = node.relay.reader(caller.covers, instance_id)
-    parts = _parts(reader, node.relay, node.links, instance_id, node.limits, place)
+    reader = node.live.relay.reader(caller.covers, instance_id)
+    parts = _parts(reader, node.live.relay, node.federation.links, instance_id, node.limits, place)
     headers = [(INSTANCE_HEADER.encode(), node.instance_id.encode())]
     # Links of older versions name several encodings, as their HTTP client does, and read none of them.
     if call.headers.get(b"accept-encoding") == b"zstd":
@@ -268,8 +268,8 @@ async def relay(call: Annotated[Call, admitted(Scope.PUBLISH, turns=Turns.BATCHE
         why = f"a batch of relayed messages has at most {limits.relay_batch_items_max} items"
         raise Problem(Code.TOO_MANY_ITEMS, why)
     frames = [item.frame for item in batch.items]
-    ways = [item.via for item in batch.items]
-    outcomes = await call.node.relay.take(frames, call.instance_id, call.caller, ways)
+    paths = [item.via for item in batch.items]
+    outcomes = await call.node.live.relay.take(frames, call.instance_id, call.caller, paths)
     return await outcomes_reply(form, outcomes)
 
 

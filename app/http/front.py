@@ -45,10 +45,10 @@ from app.http.call import (
     Answer,
     AsgiScope,
     Call,
-    Exchange,
     Receive,
     Reply,
     Send,
+    ServerExchange,
     client_of,
     internal_error,
     length_of,
@@ -232,7 +232,7 @@ class Front:
         started = perf_counter()
         current_request.set(next(request_numbers))
         # Removed from the scope: inside, it would make a cycle for the garbage collector.
-        exchange: Exchange | None = scope.pop(EXCHANGE_KEY, None)
+        exchange: ServerExchange | None = scope.pop(EXCHANGE_KEY, None)
         is_head = scope["method"] == "HEAD"
         answer = Answer(send, exchange, served.node, is_head=is_head)
         inner = {**scope, ANSWER_KEY: answer, "path_params": {}}

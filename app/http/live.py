@@ -34,7 +34,7 @@ from app.live.hub import Heartbeat, LiveEvent, LiveMessage, Skip, Wanted
 from app.orders import MAX_SEQ, Order
 from app.orders import Wanted as OrderWanted
 from app.store.entryrows import LeftOut
-from sdstore.sds.jsonform import to_json
+from sdstore.sds.codec import to_json
 
 router = APIRouter(tags=["live"], route_class=NodeRoute)
 
@@ -92,8 +92,8 @@ async def _stream(
 ) -> StreamedReply:
     cursors = Cursors.of(call.node.store)
     after = await cursors.read_arrival(call.node.store, cursor)
-    place = await call.node.live.admit()
-    events = call.node.live.events(wanted, after, call.address, place)
+    place = await call.node.live.hub.admit()
+    events = call.node.live.hub.events(wanted, after, call.address, place)
     return event_stream(_parts(events, cursors, confirmations))
 
 

@@ -517,7 +517,7 @@ def describe(app: FastAPI, routes: Sequence[NodeRoute]) -> Document:
         operation["operationId"] = route.name  # generated clients name their methods by it
         operation["x-sdstore-scope"] = admission.scope.value
         if admission.scope is not Scope.OPEN:
-            # On the node's own machine, and in channels that are open to strangers, no token is needed.
+            # On the node's own machine, and in channels that are open to anonymous callers, no token is needed.
             operation["security"] = [{}, {"token": []}]
         if admission.turns is not None:
             operation["x-sdstore-takes-turns"] = admission.turns.value

@@ -37,7 +37,7 @@ from app.ingest.quarantine import Held
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import reload_settings
 from app.server.workers import WorkerPlace
-from sdstore.sds.jsonform import to_json
+from sdstore.sds.codec import to_json
 
 # ---- access tokens
 
@@ -62,7 +62,7 @@ class TokenBody(BaseModel):
 @tokens_router.get("/v1/tokens", **documented({200: reply("The tokens", TokenList)}))
 async def list_tokens(call: Operator) -> Reply:
     """All access tokens, without their secrets."""
-    tokens = await asyncio.to_thread(call.node.tokens.file.read)
+    tokens = await asyncio.to_thread(call.node.access.tokens.file.read)
     return json_only({"tokens": [each.document() for each in tokens]})
 
 
@@ -72,7 +72,7 @@ async def list_tokens(call: Operator) -> Reply:
 async def create_token(call: Operator, body: Annotated[TokenBody, json_body(TokenBody)]) -> Reply:
     """Make an access token. Its text is in this reply only."""
     token, text = await asyncio.to_thread(
-        call.node.tokens.file.create,
+        call.node.access.tokens.file.create,
         name=body.name,
         scopes=body.scopes,
         channels=body.channels,
@@ -87,7 +87,7 @@ async def create_token(call: Operator, body: Annotated[TokenBody, json_body(Toke
 @tokens_router.delete("/v1/tokens/{token_id:segment}", **documented({204: reply("Revoked")}))
 async def revoke_token(call: Operator, token_id: str) -> Reply:
     """Revoke an access token. The reply comes when no worker accepts it any more."""
-    await asyncio.to_thread(call.node.tokens.file.revoke, token_id)
+    await asyncio.to_thread(call.node.access.tokens.file.revoke, token_id)
     await asyncio.sleep(HOLDS_AFTER_S)
     return Reply(204, [])
 
@@ -146,7 +146,7 @@ async def list_quarantine(
     call: Operator, after: _AfterNumber = 0, limit: _Limit = DEFAULT_LIMITS.page_items_default
 ) -> Reply:
     """Messages in the quarantine, oldest first, without their content."""
-    held = await asyncio.to_thread(call.node.quarantine.page, after, limit)
+    held = await asyncio.to_thread(call.node.ingest.quarantine.page, after, limit)
     following = held[-1].number if len(held) == limit else None
     return json_only({"messages": [_document(each) for each in held], "next": following})
 
@@ -156,7 +156,9 @@ async def list_quarantine(
 )
 async def show_quarantined(call: Operator, digest: str) -> Reply:
     """One message in the quarantine, with its content."""
-    entry = await asyncio.to_thread(call.node.quarantine.entry, hex_bytes(digest, "a digest"))
+    entry = await asyncio.to_thread(
+        call.node.ingest.quarantine.entry, hex_bytes(digest, "a digest")
+    )
     return json_only({"digest": entry.digest.hex(), "message": to_json(entry.message)})
 
 
@@ -165,10 +167,10 @@ async def show_quarantined(call: Operator, digest: str) -> Reply:
 )
 async def release_quarantined(call: Operator, digest: str) -> Reply:
     """Store a message, as if it came now; the policy does not see it again."""
-    quarantine = call.node.quarantine
+    quarantine = call.node.ingest.quarantine
     async with quarantine.deciding():
         entry = await asyncio.to_thread(quarantine.entry, hex_bytes(digest, "a digest"))
-        outcome = await call.node.door.release(entry)
+        outcome = await call.node.ingest.door.release(entry)
         await asyncio.to_thread(quarantine.forget, entry.digest)
     _log.info("%s released message %s", call.caller.name, entry.digest.hex())
     return json_only({"digest": entry.digest.hex(), "outcome": outcome.kind})
@@ -177,7 +179,7 @@ async def release_quarantined(call: Operator, digest: str) -> Reply:
 @quarantine_router.delete("/v1/quarantine/{digest:segment}", **documented({204: reply("Dropped")}))
 async def drop_quarantined(call: Operator, digest: str) -> Reply:
     """Delete a message; it is refused from now on."""
-    quarantine = call.node.quarantine
+    quarantine = call.node.ingest.quarantine
     async with quarantine.deciding():
         await asyncio.to_thread(quarantine.drop, hex_bytes(digest, "a digest"))
     _log.info("%s dropped message %s", call.caller.name, digest.lower())

@@ -156,8 +156,8 @@ def wanted_order(
 
 def order_caller(call: Call) -> OrderCaller:
     """The caller of a request, as orders know it."""
-    is_stranger = call.caller.rate is Rate.STRANGER
-    return OrderCaller(call.caller.name, call.address, lambda: call.has_left, is_stranger)
+    is_anonymous = call.caller.rate is Rate.ANONYMOUS
+    return OrderCaller(call.caller.name, call.address, lambda: call.has_left, is_anonymous)
 
 
 def write_place(cursors: Cursors, wanted: Wanted, place: Place) -> str:

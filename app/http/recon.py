@@ -79,7 +79,7 @@ async def reconcile(
     caller = call.caller
     if instance_id := call.instance_id:
         caller = replace(caller, instance_id=instance_id)
-    response = await call.node.recon.answer(call.body, caller)
+    response = await call.node.recon.endpoint.answer(call.body, caller)
     packed = _packed(call, response.SerializeToString())
     if response.HasField("interest"):  # a session begins: its initiator can be this node itself
         packed.raw_headers.append((INSTANCE_HEADER.encode(), call.node.instance_id.encode()))
@@ -110,7 +110,7 @@ async def negentropy(
     body_form(call.headers.get(b"content-type"), Form.OCTETS)
     if not call.body:
         raise Problem(Code.EMPTY_BODY, "the body is a negentropy message")
-    answer = await call.node.negentropy.answer(
+    answer = await call.node.recon.negentropy.answer(
         call.body,
         channel_id,
         from_lamport,
@@ -171,7 +171,7 @@ async def get_interests(call: Annotated[Call, admitted(Scope.SYNC)]) -> Reply:
 
     JSON also says where the interest comes from: the settings, or an operator.
     """
-    state = call.node.interests.state
+    state = call.node.federation.interests.state
     interest = call.caller.readable_part(state.interest)
     headers = [READS_ZSTD, (INSTANCE_HEADER.encode(), call.node.instance_id.encode())]
     if call.form is Form.PROTOBUF:
@@ -204,18 +204,18 @@ async def set_interests(
         lamport_from=low,
         lamport_to=high,
     )
-    return await _changed(call, await call.node.interests.set(interest))
+    return await _changed(call, await call.node.federation.interests.set(interest))
 
 
 @router.delete("/v1/recon/interests", **documented({200: reply("The interest", ChangedInterest)}))
 async def reset_interests(call: Operator) -> Reply:
     """Return to the interest of the settings."""
-    return await _changed(call, await call.node.interests.reset())
+    return await _changed(call, await call.node.federation.interests.reset())
 
 
 async def _changed(call: Call, state: InterestState) -> Reply:
     call.target = described(state.interest)
-    channels_count, entries_count = await call.node.index.outside(state.interest)
+    channels_count, entries_count = await call.node.recon.index.outside(state.interest)
     outside: dict[str, Any] = {"channels": channels_count, "entries": entries_count}
     if entries_count:
         outside["detail"] = STAYS

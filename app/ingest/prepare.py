@@ -13,8 +13,7 @@ from app.entries import Claim, ClaimSource, NewEntry
 from app.errors import Code, Problem, problem_of_message
 from app.hexadecimal import hint_bytes
 from app.server.limits import Limits
-from sdstore.sds.codec import decode, encode
-from sdstore.sds.jsonform import from_json
+from sdstore.sds.codec import decode, encode, from_json
 from sdstore.sds.model import (
     Dialect,
     HistoryEntry,

@@ -1,14 +1,9 @@
-"""Relayed messages, and what the processes of one database tell each other.
+"""Relayed messages between stores, and news of commits.
 
-**Between processes.** The processes that share one PostgreSQL database tell each other at once, without reading
-it, three kinds of notices: a frame to relay, that messages of some channels were committed, and that a process
-is there. Notices are best effort: one that is lost costs a relayed message, or makes a commit known at
-the next poll only.
-
-**Between stores.** Relayed messages are sync and ephemeral ones, which are never stored. A store passes each of
+Relayed messages are sync and ephemeral ones, which are never stored. A store passes each of
 them on once: to the live readers of every worker, and to the stores that it is connected to, except the one
 that it came from. It remembers the hashes of what it has passed on, so a message that comes back on another
-way, as in a triangle of stores, ends there. A memory can be too small for a ring of busy stores, or new after a
+path, as in a triangle of stores, ends there. A memory can be too small for a ring of busy stores, or new after a
 restart, and then a ring would pass on the same messages for ever. So a message also says by which stores it
 came: none of them takes it again.
 
@@ -23,10 +18,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
-
-import orjson
 
 from app.access.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
@@ -40,15 +33,8 @@ from recon.agreement import Interest
 from sdstore.sds.codec import decode
 from sdstore.sds.model import MessageError, frame_hash
 
-# ---- between processes
-
-COMMIT_PAUSE_S = 0.02
-"""The shortest time between two sendings; commits and frames of that time travel together."""
-
-CHANNELS_BYTES_MAX = 4_096
-"""Bytes of channel IDs in a notice of a commit; one with more names none, which means any."""
-
-_FRAME, _WAY, _COMMIT, _PUSHED, _PRESENCE = b"f", b"w", b"c", b"p", b"l"
+if TYPE_CHECKING:  # an extra
+    from app.live.notifybus import NotifyBus
 
 
 class Presence(NamedTuple):
@@ -64,168 +50,11 @@ class Presence(NamedTuple):
     is_leaving: bool = False
 
 
-class Listener(Protocol):
-    """Takes the notices of other processes."""
-
-    def on_notified_frame(self, frame: bytes, origin: str, via: bytes) -> None:
-        """A frame to relay; `origin` and `via` as in `app.live.relay`."""
-
-    def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
-        """Messages of these channels were committed; None: of any.
-
-        `source` as in `app.ingest.door.Committed`, if all have the same; otherwise empty.
-        """
-
-    def on_notified_presence(self, presence: Presence) -> None:
-        """A process announces itself."""
-
-
-class Bus(Protocol):
-    """Sends notices to the other processes. No method waits.
-
-    `dropped_count`: frames that were not sent, because too many waited.
-    """
-
-    @property
-    def dropped_count(self) -> int: ...
-
-    def send_frame(self, frame: bytes, origin: str, via: bytes = b"") -> None:
-        """See `Listener`."""
-
-    def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
-        """See `Listener`."""
-
-    def send_presence(self, presence: Presence) -> None:
-        """See `Listener`."""
-
-
-class NoBus:
-    """The bus of a process that shares its database with no other."""
-
-    dropped_count = 0
-
-    def send_frame(self, frame: bytes, origin: str, via: bytes = b"") -> None:
-        """Nobody listens."""
-
-    def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
-        """Nobody listens."""
-
-    def send_presence(self, presence: Presence) -> None:
-        """Nobody listens."""
-
-
-class Outgoing:
-    """Notices that wait to be sent: a bounded queue of frames, one notice of all commits, one presence."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.dropped_count = 0
-        self._limits = limits
-        self._frames: deque[bytes] = deque()
-        self._frames_bytes = 0
-        self._has_commit = False
-        self._channels: set[str] | None = set()
-        self._source = ""
-        self._presence = b""
-        self._filled = asyncio.Event()
-
-    def send_frame(self, frame: bytes, origin: str, via: bytes = b"") -> None:
-        """See `Bus`. The oldest frames are dropped where too many wait."""
-        name = origin.encode()
-        notice = _FRAME + bytes([len(name)]) + name + frame
-        if via:
-            notice = _WAY + len(via).to_bytes(2, "big") + via + notice
-        self._frames.append(notice)
-        self._frames_bytes += len(notice)
-        while (
-            len(self._frames) > self._limits.relay_queue_items_max
-            or self._frames_bytes > self._limits.relay_queue_bytes_max
-        ):
-            self._frames_bytes -= len(self._frames.popleft())
-            self.dropped_count += 1
-        self._filled.set()
-
-    def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
-        """See `Bus`. Commits that wait share one notice."""
-        self._source = source if source == self._source or not self._has_commit else ""
-        self._has_commit = True
-        if channels is None:
-            self._channels = None
-        elif self._channels is not None:
-            self._channels.update(channels)
-            if sum(map(len, self._channels)) > CHANNELS_BYTES_MAX // 4:
-                self._channels = None
-        self._filled.set()
-
-    def send_presence(self, presence: Presence) -> None:
-        """See `Bus`. A newer one takes the place of one that waits."""
-        self._presence = _PRESENCE + orjson.dumps(list(presence))
-        self._filled.set()
-
-    async def next(self, bytes_max: int) -> list[bytes]:
-        """The next notices, up to `bytes_max` bytes, but one at least."""
-        await self._filled.wait()
-        notices: list[bytes] = []
-        bytes_count = 0
-        if self._has_commit:
-            channels = None if self._channels is None else sorted(self._channels)
-            if self._source:
-                notices.append(_PUSHED + orjson.dumps([self._source, channels]))
-            else:
-                notices.append(_COMMIT + orjson.dumps(channels))
-            self._has_commit, self._channels = False, set()
-        if self._presence:
-            notices.append(self._presence)
-            self._presence = b""
-        while self._frames and (not notices or bytes_count + len(self._frames[0]) <= bytes_max):
-            notice = self._frames.popleft()
-            self._frames_bytes -= len(notice)
-            bytes_count += len(notice)
-            notices.append(notice)
-        if not self._frames:
-            self._filled.clear()
-        return notices
-
-
-def hand_over(notice: bytes, listener: Listener) -> bool:
-    """Give a notice to the listener; False if it is not a notice."""
-    kind, rest = notice[:1], notice[1:]
-    via = b""
-    if kind == _WAY:
-        length = 2 + int.from_bytes(rest[:2], "big")
-        via, kind, rest = rest[2:length], rest[length : length + 1], rest[length + 1 :]
-    if kind == _FRAME and rest:
-        length = 1 + rest[0]
-        listener.on_notified_frame(rest[length:], rest[1:length].decode("ascii", "replace"), via)
-        return True
-    try:
-        document = orjson.loads(rest)
-    except orjson.JSONDecodeError:
-        return False
-    match kind, document:
-        case (b"c", None | [*_] as channels) if _are_texts(channels):
-            listener.on_notified_commit(channels, "")
-        case (b"p", [str() as source, None | [*_] as channels]) if _are_texts(channels):
-            listener.on_notified_commit(channels, source)
-        case (b"l", [str() as process, [*_] as peers, [*_] as reads, bool() as is_leaving]) if (
-            _are_texts(peers) and _are_texts(reads)
-        ):
-            listener.on_notified_presence(Presence(process, peers, reads, is_leaving))
-        case _:
-            return False
-    return True
-
-
-def _are_texts(channels: list[object] | None) -> bool:
-    return all(isinstance(each, str) for each in channels or ())
-
-
-# ---- between stores
-
 PART_BYTES = 64 * 1024
 """Bytes of frames given to a reader at once, unless one message alone has more."""
 
 TAG_BYTES = 4
-"""Of an instance ID, in the way of a message. Two stores in one way have equal tags in one of 10^7 rings of
+"""Of an instance ID, in the path of a message. Two stores in one path have equal tags in one of 10^7 rings of
 thirty; then the message does not pass the second one."""
 
 STORES_PASSED_MAX = 64
@@ -262,7 +91,7 @@ class RelayCounters:
 
 
 def tag_of(instance_id: str) -> bytes:
-    """What names a store in the way of a message; nothing for a text that is not an instance ID."""
+    """What names a store in the path of a message; nothing for a text that is not an instance ID."""
     try:
         return bytes.fromhex(instance_id)[:TAG_BYTES]
     except ValueError:
@@ -270,12 +99,12 @@ def tag_of(instance_id: str) -> bytes:
 
 
 def tags_in(via: bytes) -> set[bytes]:
-    """The tags of the stores in a way."""
+    """The tags of the stores in a path."""
     return {via[at : at + TAG_BYTES] for at in range(0, len(via), TAG_BYTES)}
 
 
 def _bounded(via: bytes) -> bytes:
-    """A way as another store gives it: whole tags, and not too many."""
+    """A path as another store gives it: whole tags, and not too many."""
     return via[: min(len(via) // TAG_BYTES, STORES_PASSED_MAX) * TAG_BYTES]
 
 
@@ -304,7 +133,7 @@ class Seen:
 
 
 class Relay:
-    """See the module. One per process; `bus` connects those of one database."""
+    """See the module. One per process; `bus` connects those of one PostgreSQL database."""
 
     def __init__(
         self,
@@ -316,9 +145,9 @@ class Relay:
     ) -> None:
         self._tag = tag_of(instance_id)
         self.counters = RelayCounters()
-        self.bus: Bus = NoBus()
+        self.bus: NotifyBus | None = None
         self.news_listeners: set[Callable[[Collection[str] | None, str], None]] = set()
-        """Called when any process has committed messages, as `Listener.on_notified_commit`."""
+        """Called when any process has committed messages, as `on_notified_commit`."""
         self.presence_listeners: list[Callable[[Presence], None]] = []
         """Called when another process announces itself."""
         self.changed = asyncio.Event()
@@ -344,11 +173,11 @@ class Relay:
         frames: Sequence[bytes],
         origin: str,
         caller: Caller | None = None,
-        ways: Sequence[bytes] = (),
+        paths: Sequence[bytes] = (),
     ) -> list[Outcome | Problem]:
         """Pass on what another store relays to this one; one outcome for each frame, in order.
 
-        `origin` is the instance ID of that store; `ways`: the `via` of each frame, or nothing. Content
+        `origin` is the instance ID of that store; `paths`: the `via` of each frame, or nothing. Content
         messages are refused (`not_relayed`), and so are channels outside of this store's interest; with a
         `caller`, also those that it may not publish in.
         """
@@ -367,7 +196,7 @@ class Relay:
         except Problem as problem:
             return [each if isinstance(each, Problem) else problem for each in taken]
         outcomes: list[Outcome | Problem] = []
-        for checked, via in zip(taken, ways or [b""] * len(taken), strict=True):
+        for checked, via in zip(taken, paths or [b""] * len(taken), strict=True):
             if isinstance(checked, Problem):
                 self.counters.refused += 1
                 outcomes.append(checked)
@@ -411,7 +240,7 @@ class Relay:
         self.counters.passed += 1
         self._live.on_relayed(relayed)
         via = via if self._tag in tags_in(via) else via + self._tag
-        if not is_on_bus:
+        if self.bus is not None and not is_on_bus:
             self.bus.send_frame(relayed.frame, origin, via)
         if len(via) > STORES_PASSED_MAX * TAG_BYTES:
             self.counters.dropped += 1
@@ -445,7 +274,8 @@ class Relay:
         named = channels if 0 < len(channels) <= CHANNELS_NAMED_MAX else None
         source = sources.pop() if len(sources) == 1 else ""
         self.on_notified_commit(named, source)
-        self.bus.send_commit(named, source)
+        if self.bus is not None:
+            self.bus.send_commit(named, source)
 
     def on_interest_changed(self) -> None:
         """This store wants something else: its readers' sessions may have something to move."""
@@ -469,7 +299,7 @@ class Relay:
     # ---- from the other workers
 
     def on_notified_frame(self, frame: bytes, origin: str, via: bytes) -> None:
-        """Pass on what another worker has taken. Its door has checked it; garbage is ignored."""
+        """Pass on what another process has taken. Its door has checked it; garbage is ignored."""
         try:
             message, dialect = decode(frame)
         except MessageError:
@@ -478,7 +308,8 @@ class Relay:
         self._pass_on(Relayed(frame, message, dialect), origin, via, is_on_bus=True)
 
     def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
-        """Wake live readers, nudge the streams, and tell the listeners. See `Listener`."""
+        """Messages of these channels were committed; None: of any. `source` as in `app.ingest.door.Committed`, if
+        all have the same; otherwise empty."""
         self._live.committed.set()
         self._nudge(channels, source)
         for listener in self.news_listeners:
@@ -486,10 +317,11 @@ class Relay:
 
     def announce(self, presence: Presence) -> None:
         """Tell the other workers that this one is there."""
-        self.bus.send_presence(presence)
+        if self.bus is not None:
+            self.bus.send_presence(presence)
 
     def on_notified_presence(self, presence: Presence) -> None:
-        """See `app.live.relay.Listener`."""
+        """Another process announces itself."""
         for listener in self.presence_listeners:
             listener(presence)
 

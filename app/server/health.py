@@ -292,7 +292,8 @@ class _RelayCollector(Collector):
         relayed.add_metric(["passed"], counters.passed)
         relayed.add_metric(["duplicate"], counters.duplicate)
         relayed.add_metric(["refused"], counters.refused)
-        relayed.add_metric(["dropped"], counters.dropped + self._relay.bus.dropped_count)
+        unsent = 0 if self._relay.bus is None else self._relay.bus.dropped_count
+        relayed.add_metric(["dropped"], counters.dropped + unsent)
         yield relayed
         nudges = CounterMetricFamily(
             "sdstore_nudges", "Nudges from and to peers", labels=("direction",)
@@ -315,8 +316,8 @@ class _PeerCollector(Collector):
         # Each peer is reported by the process that syncs with it.
         peers = [(url_text(peer.url), peer) for peer in self._peers.held()]
         totals = [(url, peer.totals) for url, peer in peers]
-        if self._peers.strangers.outcomes:
-            totals.append((NOT_A_PEER, self._peers.strangers))
+        if self._peers.unlisted.outcomes:
+            totals.append((NOT_A_PEER, self._peers.unlisted))
         yield from _sync_families(totals)
         state = GaugeMetricFamily(
             "sdstore_peer_state", "1 for the state of a peer, else 0", labels=("peer", "state")

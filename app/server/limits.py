@@ -188,20 +188,20 @@ class Limits:
     caller_bytes_per_minute: int = _bound(
         16_384 * MIB, "bytes", "of bodies and replies of one token: 273 MiB/s"
     )
-    stranger_requests_per_minute: int = _bound(
+    anonymous_requests_per_minute: int = _bound(
         1_200,
         "requests",
         "of one address without credentials: 20 a second, enough for a page that shows a channel",
     )
-    stranger_bytes_per_minute: int = _bound(
+    anonymous_bytes_per_minute: int = _bound(
         64 * MIB, "bytes", "of bodies and replies of one address without credentials: 1 MiB/s"
     )
-    stranger_live_readers_max: int = _bound(
+    anonymous_live_readers_max: int = _bound(
         8,
         "connections",
         "of one address without credentials; half of all live readers are for others",
     )
-    stranger_order_ms_per_minute: int = _bound(
+    anonymous_order_ms_per_minute: int = _bound(
         1_000, "milliseconds of CPU per minute", "of ordering for one address without credentials"
     )
 

@@ -22,7 +22,7 @@ from blake3 import blake3
 from cryptography import x509
 from prometheus_client import CollectorRegistry
 
-from app.access.callers import Strangers
+from app.access.callers import AnonymousCallers
 from app.access.operator import operator_token
 from app.access.rates import Rates, ReconBudgets
 from app.access.tokens import TokenFile, Tokens, tokens_path
@@ -89,38 +89,74 @@ class Certificate(NamedTuple):
         return f"tls_cert {self.path} expired at {moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Node:
-    """See the module; `Node.open` makes one. `interests` selects the channels to sync with peers."""
+@dataclass(slots=True)
+class Access:
+    """Who may do what, and how much of it."""
 
-    settings: Settings
-    limits: Limits
-    store: Store
-    committer: GroupCommitter
-    readiness: Readiness
-    door: Door
-    index: NodeIndex
-    interests: Interests
-    recon: ReconEndpoint
-    negentropy: NegentropyEndpoint
-    mvds: MvdsEndpoint
-    live: LiveHub
-    relay: Relay
-    orders: Orders
-    syncs: Syncs
-    peers: Peers
-    lost_content: LostContent
-    metrics: CollectorRegistry
-    links: Links
-    instance_id: str
-    sharing: Sharing
-    rates: Rates
     tokens: Tokens
-    strangers: Strangers
+    anonymous: AnonymousCallers
+    rates: Rates
+
+
+@dataclass(slots=True)
+class Ingest:
+    """How every message enters the store. `judge` calls `policy`, if there is one."""
+
+    committer: GroupCommitter
+    door: Door
     quarantine: Quarantine
     judge: Judge | None
     policy: LoadedPolicy | None
+
+
+@dataclass(slots=True)
+class Live:
+    """What is told at once: to live readers, and to streams of other stores."""
+
+    hub: LiveHub
+    relay: Relay
+
+
+@dataclass(slots=True)
+class Recon:
+    """The responding side of comparisons."""
+
+    index: NodeIndex
+    endpoint: ReconEndpoint
+    negentropy: NegentropyEndpoint
+
+
+@dataclass(slots=True)
+class Federation:
+    """The initiating side, and the channels that this node wants."""
+
+    interests: Interests
+    peers: Peers
+    syncs: Syncs
+    links: Links
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """See the module; `Node.open` makes one. Its parts are grouped as the folders of `app`."""
+
+    settings: Settings
+    limits: Limits
+    instance_id: str
+    store: Store
+    lost_content: LostContent
+    access: Access
+    ingest: Ingest
+    live: Live
+    recon: Recon
+    federation: Federation
+    mvds: MvdsEndpoint
+    orders: Orders
+    # The process.
+    sharing: Sharing
     supervisor: Supervisor
+    readiness: Readiness
+    metrics: CollectorRegistry
     worker: WorkerPlace | None = None
     tls: ssl.SSLContext | None = None
     certificate: Certificate | None = None
@@ -156,49 +192,50 @@ class Node:
             closing.callback(node.close_judge)
             node.worker = worker
             tasks = node.supervisor
-            node.tokens.says_changes = is_first
-            await closing.enter_async_context(node.tokens.watched(tasks))
-            await closing.enter_async_context(node.interests.watched(tasks))
+            node.access.tokens.says_changes = is_first
+            await closing.enter_async_context(node.access.tokens.watched(tasks))
+            await closing.enter_async_context(node.federation.interests.watched(tasks))
             closing.push_async_callback(node.readiness.close)
             await closing.enter_async_context(tasks.keeping("readiness", node.readiness.watch))
-            await node.index.start(settings.data_dir / INDEX_FILE)
+            await node.recon.index.start(settings.data_dir / INDEX_FILE)
             await closing.enter_async_context(
-                tasks.repeating("index", node.index.catch_up, INDEX_FOLLOW_S)
+                tasks.repeating("index", node.recon.index.catch_up, INDEX_FOLLOW_S)
             )
             if is_first:
                 await closing.enter_async_context(_index_kept(node))
             await closing.enter_async_context(node.lost_content.followed(tasks, reads_all=is_first))
-            closing.push_async_callback(node.live.close)
-            closing.push_async_callback(node.peers.clients.close)
-            closing.push_async_callback(node.relay.close)
+            closing.push_async_callback(node.live.hub.close)
+            closing.push_async_callback(node.federation.peers.clients.close)
+            closing.push_async_callback(node.live.relay.close)
             await closing.enter_async_context(_connected_to_others(node))
-            closing.push_async_callback(node.peers.close_records)
-            closing.push_async_callback(node.syncs.close)
+            closing.push_async_callback(node.federation.peers.close_records)
+            closing.push_async_callback(node.federation.syncs.close)
             # Registered before the start, so that a failed start leaves no loops running.
-            closing.push_async_callback(node.peers.close)
-            closing.push_async_callback(node.links.close)
-            await node.peers.start(tasks)
-            node.links.start(tasks)
+            closing.push_async_callback(node.federation.peers.close)
+            closing.push_async_callback(node.federation.links.close)
+            await node.federation.peers.start(tasks)
+            node.federation.links.start(tasks)
             yield node
 
     def take_policy(self, policy: LoadedPolicy | None) -> None:
         """Judge by another policy from the next message on; peers offer again what the old one refused."""
-        old, self.policy = self.judge, policy
-        self.judge = None if policy is None else Judge(policy.rules, self.quarantine, self.limits)
+        ingest = self.ingest
+        old, ingest.policy = ingest.judge, policy
+        new = None if policy is None else Judge(policy.rules, ingest.quarantine, self.limits)
         if old is not None:
             self.metrics.unregister(old)
             old.close()
-        if self.judge is not None:
+        if new is not None:
             if old is not None:
-                self.judge.verdicts = old.verdicts  # counters of a process never fall
-            self.metrics.register(self.judge)
-        self.door.judge = self.judge
-        self.interests.revise("" if policy is None else policy.revision)
+                new.verdicts = old.verdicts  # counters of a process never fall
+            self.metrics.register(new)
+        ingest.judge = ingest.door.judge = new
+        self.federation.interests.revise("" if policy is None else policy.revision)
 
     def close_judge(self) -> None:
         """End the thread of the policy, if there is one."""
-        if self.judge is not None:
-            self.judge.close()
+        if self.ingest.judge is not None:
+            self.ingest.judge.close()
 
 
 @asynccontextmanager
@@ -209,9 +246,9 @@ async def _connected_to_others(node: Node) -> AsyncIterator[None]:
         return
     from app.live.notifybus import NotifyBus  # noqa: PLC0415 - an extra
 
-    bus = NotifyBus(node.settings.database_url, node.limits, node.relay)
+    bus = NotifyBus(node.settings.database_url, node.limits, node.live.relay)
     async with bus.running(node.supervisor):
-        node.relay.bus = bus
+        node.live.relay.bus = bus
         yield
 
 
@@ -219,7 +256,7 @@ async def _connected_to_others(node: Node) -> AsyncIterator[None]:
 async def _index_kept(node: Node) -> AsyncIterator[None]:
     """Write the range index periodically and at the end."""
     limits = node.limits
-    save = partial(node.index.save, node.settings.data_dir / INDEX_FILE)
+    save = partial(node.recon.index.save, node.settings.data_dir / INDEX_FILE)
     write = partial(save, limits.index_save_growth_min)
     try:
         async with node.supervisor.repeating("index file", write, limits.index_save_interval_s):
@@ -233,91 +270,83 @@ async def _index_kept(node: Node) -> AsyncIterator[None]:
 
 
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
+    secret = node_secret(settings.data_dir)
+    instance_id = instance_id_of(secret)
     sharing = Sharing(limits)
     supervisor = Supervisor()
-    live = LiveHub(store, limits, sharing, supervisor)
+
+    access = Access(
+        Tokens(TokenFile(tokens_path(settings)), operator_token(settings.data_dir)),
+        AnonymousCallers(settings),
+        Rates(limits),
+    )
+    access.rates.configure(settings)
+
     watermark = DiskWatermark(settings.disk_folder, settings.disk_free_min_bytes)
     watermark.look()  # a node that starts on a full disk says so
     quarantine = Quarantine(settings.data_dir / QUARANTINE_FILE, limits)
     policy = None if settings.policy is None else load_policy(settings.policy)
     judge = None if policy is None else Judge(policy.rules, quarantine, limits)
+    door = Door(store, committer, limits, watermark=watermark, judge=judge)
+
     revision = "" if policy is None else policy.revision
-    door = Door(
-        store,
-        committer,
-        limits,
-        watermark=watermark,
-        judge=judge,
-    )
-    index = NodeIndex(store, limits)
-    secret = node_secret(settings.data_dir)
     interests = Interests(store, committer, limits, interest_of(settings), revision)
-    replica = NodeReplica(
-        store,
-        door,
-        index,
-        limits,
-        nonce_secret(secret, settings.data_dir),
-        lambda: interests.policy,
-    )
+    hub = LiveHub(store, limits, sharing, supervisor)
+    relay = Relay(door, hub, limits, lambda: interests.current, instance_id)
+
+    index = NodeIndex(store, limits)
+    nonces = nonce_secret(secret, settings.data_dir)
+    replica = NodeReplica(store, door, index, limits, nonces, lambda: interests.policy)
     budgets = ReconBudgets(limits)
+
     records = Records(store, committer)
     syncs = Syncs(limits, store.syncs, records.process)
-    instance_id = instance_id_of(secret)
-    relay = Relay(door, live, limits, lambda: interests.current, instance_id)
-    committer.listeners.append(relay.on_committed)
     peers = Peers(replica, syncs, records, interests, settings, instance_id)
+    links = Links(relay, peers, limits, instance_id, peers.nudge)
+
+    # Who hears of what.
+    committer.listeners.append(relay.on_committed)
     peers.news_listeners = relay.news_listeners
     peers.announcing = relay.announce
+    relay.presence_listeners.append(links.on_presence)
+    interests.listeners += [peers.on_interest_changed, relay.on_interest_changed]
+    readiness = Readiness(store, committer, limits)
+    readiness.refusals[Cause.TOKENS] = access.tokens.refusal
+
     node = Node(
         settings=settings,
         limits=limits,
-        store=store,
-        committer=committer,
-        readiness=Readiness(store, committer, limits),
-        door=door,
-        index=index,
-        interests=interests,
-        recon=ReconEndpoint(replica, index, interests, secret, budgets),
-        negentropy=NegentropyEndpoint(index, limits, budgets),
-        mvds=MvdsEndpoint(store, door, committer, limits),
-        live=live,
-        relay=relay,
-        orders=Orders(store, limits, sharing),
-        syncs=syncs,
-        peers=peers,
-        lost_content=LostContent(store, limits),
-        metrics=CollectorRegistry(),
-        links=Links(relay, peers, limits, instance_id, peers.nudge),
         instance_id=instance_id,
+        store=store,
+        lost_content=LostContent(store, limits),
+        access=access,
+        ingest=Ingest(committer, door, quarantine, judge, policy),
+        live=Live(hub, relay),
+        recon=Recon(
+            index,
+            ReconEndpoint(replica, index, interests, secret, budgets),
+            NegentropyEndpoint(index, limits, budgets),
+        ),
+        federation=Federation(interests, peers, syncs, links),
+        mvds=MvdsEndpoint(store, door, committer, limits),
+        orders=Orders(store, limits, sharing),
         sharing=sharing,
-        rates=Rates(limits),
-        tokens=Tokens(TokenFile(tokens_path(settings)), operator_token(settings.data_dir)),
-        strangers=Strangers(settings),
-        quarantine=quarantine,
-        judge=judge,
-        policy=policy,
         supervisor=supervisor,
+        readiness=readiness,
+        metrics=CollectorRegistry(),
     )
-    node.rates.configure(settings)
-    node.readiness.refusals[Cause.TOKENS] = node.tokens.refusal
-    relay.presence_listeners.append(node.links.on_presence)
-    interests.listeners += [node.peers.on_interest_changed, relay.on_interest_changed]
-    node.metrics.register(node.mvds)
-    node.metrics.register(watermark)
-    node.metrics.register(node.readiness)
-    if judge is not None:
-        node.metrics.register(judge)
+    for each in (node.mvds, watermark, readiness, *([] if judge is None else [judge])):
+        node.metrics.register(each)
     register_node_metrics(
-        node.metrics, committer, index, live, node.orders, node.lost_content, node.peers
+        node.metrics, committer, index, hub, node.orders, node.lost_content, peers
     )
     register_task_metrics(node.metrics, supervisor)
     register_expiry_metrics(
         node.metrics,
         lambda: None if node.certificate is None else node.certificate.not_after_s,
-        node.tokens,
+        access.tokens,
     )
-    register_relay_metrics(node.metrics, relay, node.links)
+    register_relay_metrics(node.metrics, relay, links)
     return node
 
 
@@ -365,8 +394,8 @@ CHANGEABLE = frozenset(
         "anonymous_publish",
         "caller_requests_per_minute",
         "caller_bytes_per_minute",
-        "stranger_requests_per_minute",
-        "stranger_bytes_per_minute",
+        "anonymous_requests_per_minute",
+        "anonymous_bytes_per_minute",
     }
 )
 """The settings that a running node takes over; all others take a restart."""
@@ -394,22 +423,22 @@ def reload_settings(node: Node) -> Reloaded:
     The access tokens and the files of the node's certificate are read again, too.
     """
     (settings, policy, certificate), found = merged(
-        Loaded(node.settings, node.policy, node.certificate)
+        Loaded(node.settings, node.ingest.policy, node.certificate)
     )
     node.settings, node.certificate = settings, certificate
     warn_of(certificate)
-    if policy is not node.policy:
+    if policy is not node.ingest.policy:
         node.take_policy(policy)
-    node.rates.configure(settings)
+    node.access.rates.configure(settings)
     for listener in node.reload_listeners:
         listener(settings)
-    node.strangers.configure(settings)
+    node.access.anonymous.configure(settings)
     set_level(settings.log_level)
     if node.tls is not None:
         load_certificate(node.tls, settings)
-    node.interests.configure(interest_of(settings))
-    node.peers.configure(settings)
-    node.tokens.look()
+    node.federation.interests.configure(interest_of(settings))
+    node.federation.peers.configure(settings)
+    node.access.tokens.look()
     log_reload(found)
     return found
 

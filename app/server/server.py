@@ -353,8 +353,8 @@ class NodeServer(_Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         self._node.readiness.is_stopping = self._node.sharing.is_draining = True
-        await self._node.live.close()
-        await self._node.relay.close()
+        await self._node.live.hub.close()
+        await self._node.live.relay.close()
         await self._drain()
         await super().shutdown(sockets)
 

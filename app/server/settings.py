@@ -203,14 +203,14 @@ class Settings(BaseModel):
         description="bytes of bodies and replies of one token in a minute, or of one address with insecure; "
         "unset: the bound of this name",
     )
-    stranger_requests_per_minute: int | None = Field(
+    anonymous_requests_per_minute: int | None = Field(
         None,
         ge=1,
         le=10**15,
         description="requests of one address without credentials in a minute; "
         "unset: the bound of this name",
     )
-    stranger_bytes_per_minute: int | None = Field(
+    anonymous_bytes_per_minute: int | None = Field(
         None,
         ge=1,
         le=10**15,

@@ -9,11 +9,10 @@ Requests are built (`calls`) and answers read (`replies`) by pure functions; `St
 from typing import TYPE_CHECKING, Any
 
 from sdstore.client.clients import AsyncStoreClient, StoreClient
-from sdstore.client.errors import StoreError
-from sdstore.client.exchange import Options, Retry
+from sdstore.client.exchange import ClientOptions, Retry
 from sdstore.client.live import AsyncLiveStream, LiveStream
 from sdstore.client.records import LiveMessage, PublishItem, PublishOutcome, WakuEnvelope
-from sdstore.errors import SdstoreError
+from sdstore.errors import SdstoreError, StoreError
 
 if TYPE_CHECKING:
     from sdstore.participant.driver import ParticipantDriver
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncLiveStream",
     "AsyncStoreClient",
+    "ClientOptions",
     "LiveMessage",
     "LiveStream",
-    "Options",
     "ParticipantDriver",
     "PublishItem",
     "PublishOutcome",

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 
 from sdstore.client import records
-from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
     JSON,
     AsyncNetwork,
@@ -32,11 +31,11 @@ from sdstore.client.exchange import (
     BlockingNetwork,
     BoundedBody,
     Call,
+    ClientOptions,
     Direction,
     EmptyPages,
     MvdsMode,
     Network,
-    Options,
     Order,
     Publishable,
     Query,
@@ -71,8 +70,8 @@ from sdstore.client.records import (
     Sync,
     checked,
 )
+from sdstore.errors import StoreError, bad_argument, check_argument
 from sdstore.sds.codec import encode
-from sdstore.sds.errors import bad_argument, check_argument
 from sdstore.sds.log import BackfillLog
 from sdstore.sds.model import Message
 from sdstore.sync.report import Progress, SyncReport
@@ -92,7 +91,7 @@ Frames = Iterable[Publishable] | AsyncIterable[Publishable]
 class StoreCalls:
     """The calls of a store node, over a network. Each raises `StoreError` and nothing else for its faults."""
 
-    def __init__(self, network: Network, options: Options) -> None:
+    def __init__(self, network: Network, options: ClientOptions) -> None:
         self._network = network
         self._options = options
 
@@ -229,7 +228,7 @@ class StoreCalls:
                     print(each.message)
 
         After the start of the `with` no stored message is missed: a broken connection is reopened at
-        the place where it broke, as `Options.retry` says. `after` is the cursor of an earlier stream
+        the place where it broke, as `ClientOptions.retry` says. `after` is the cursor of an earlier stream
         or of the feed; without it the stream begins now. The node does not store sync and ephemeral
         messages, so they come only while the connection is open. `on_left_out` is called with the
         digests of stored messages whose content the node has lost.
@@ -434,10 +433,10 @@ class AsyncStoreClient(StoreCalls):
         *,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
-        options: Options | None = None,
+        options: ClientOptions | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        options = options or Options()
+        options = options or ClientOptions()
         http = httpx.AsyncClient(
             base_url=checked_url(base_url),
             headers=base_headers(token),
@@ -559,10 +558,10 @@ class StoreClient:
         *,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
-        options: Options | None = None,
+        options: ClientOptions | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        options = options or Options()
+        options = options or ClientOptions()
         http = httpx.Client(
             base_url=checked_url(base_url),
             headers=base_headers(token),

@@ -3,7 +3,7 @@
 A call is a request, and how to read its answer. Message IDs and channel IDs are arbitrary strings. They go into
 the query: a proxy might rewrite a path that contains "", "..", "a/b" or "%".
 
-Options, retries, bounds on answers and errors of the network are here. The client is written once, as
+ClientOptions, retries, bounds on answers and errors of the network are here. The client is written once, as
 coroutines over a `Network`. `AsyncNetwork` waits on the event loop. `BlockingNetwork` blocks instead, so a
 coroutine over it never suspends, and `finished` runs it to its end without a loop: one stack, in the caller's
 thread.
@@ -24,8 +24,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 
-from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.records import PublishItem, Reply, WakuEnvelope
+from sdstore.errors import StoreError, malformed_reply
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
@@ -239,7 +239,7 @@ def _passes(error: StoreError) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ClientOptions:
     """Timeouts, retries and bounds of a client.
 
     `timeout_s` bounds each wait for the network, `deadline_s` a whole exchange and `reply_bytes_max`
@@ -374,7 +374,7 @@ def finished(work: Coroutine[Any, Any, _Result]) -> _Result:
 class BoundedBody:
     """A body as it arrives, with a bound on size and time."""
 
-    def __init__(self, options: Options, now_s: float) -> None:
+    def __init__(self, options: ClientOptions, now_s: float) -> None:
         self._bytes_max = options.reply_bytes_max
         self._deadline_s = now_s + options.deadline_s
         self._chunks: list[bytes] = []

@@ -13,21 +13,21 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 
-from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.exchange import (
     CONNECT_TIMEOUT_S,
     EVENT_STREAM,
     Body,
     BoundedBody,
     Call,
+    ClientOptions,
     Network,
-    Options,
     finished,
     get,
     network_errors,
 )
 from sdstore.client.records import LiveMessage, Reply, checked, nothing
-from sdstore.sds.jsonform import from_json
+from sdstore.errors import StoreError, malformed_reply
+from sdstore.sds.codec import from_json
 from sdstore.sds.model import MessageError, entry_digest
 
 SILENCE_S_MAX = 60.0
@@ -100,7 +100,7 @@ class Following:
         self,
         channel_id: str | None,
         after: str | None,
-        options: Options,
+        options: ClientOptions,
         on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
     ) -> None:
         self.cursor = after

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 
-from sdstore.client.errors import (
+from sdstore.errors import (
     StoreError,
     error_of_reply,
     is_web_page,

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import httpx
 import zstandard
 
-from sdstore.client.errors import StoreError, error_of_reply, is_web_page, not_a_store
 from sdstore.client.exchange import CONNECT_TIMEOUT_S, network_reason
+from sdstore.errors import StoreError, error_of_reply, is_web_page, not_a_store
 from sdstore.sync.report import SyncCode, SyncError, misbehaved
 
 PROTOBUF = "application/x-protobuf"

@@ -179,7 +179,7 @@ class _PeerRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class MvdsOptions:
     """Behaviour and bounds of a node."""
 
     interactive: bool = True
@@ -269,10 +269,12 @@ class Messages(Protocol):
 class Node:
     """See the module. Raises `LocalProtocolError` for misuse, `RemoteProtocolError` for invalid bytes."""
 
-    def __init__(self, state: State, messages: Messages, options: Options | None = None) -> None:
+    def __init__(
+        self, state: State, messages: Messages, options: MvdsOptions | None = None
+    ) -> None:
         self._state = state
         self._messages = messages
-        self._options = options or Options()
+        self._options = options or MvdsOptions()
         if self._options.payload_bytes_max < 4 * ID_FIELD_BYTES:
             detail = "payload_bytes_max is too small: a payload needs room for four IDs"
             raise LocalProtocolError("bad_option", detail)

@@ -4,9 +4,8 @@
 docs/python.md shows how they are used.
 """
 
-from sdstore.client.errors import StoreError
-from sdstore.client.exchange import Options, Retry
-from sdstore.errors import SdstoreError
+from sdstore.client.exchange import ClientOptions, Retry
+from sdstore.errors import LocalProtocolError, SdstoreError, StoreError
 from sdstore.ordering import Change, OrderingError, Roles
 from sdstore.participant.channelorder import ChannelOrder
 from sdstore.participant.database import ParticipantFileError
@@ -37,7 +36,6 @@ from sdstore.sds.effects import (
     Status,
     StoredRemotely,
 )
-from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import Message
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Acknowledgement
@@ -52,6 +50,7 @@ __all__ = [
     "Change",
     "ChannelEvent",
     "ChannelOrder",
+    "ClientOptions",
     "Connection",
     "Deliver",
     "DriverError",
@@ -65,7 +64,6 @@ __all__ = [
     "Message",
     "MvdsSession",
     "OnLost",
-    "Options",
     "OrderingError",
     "ParticipantChannel",
     "ParticipantDriver",

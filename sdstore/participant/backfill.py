@@ -34,9 +34,9 @@ from recon.elements import U8, U64, Mask, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES
 from recon.view import View
-from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.records import StoredMessage
 from sdstore.client.transport import sync_error
+from sdstore.errors import StoreError, malformed_reply
 from sdstore.sds.codec import decode
 from sdstore.sds.effects import Effect, Save
 from sdstore.sds.log import BackfillLog, Noted, Staged

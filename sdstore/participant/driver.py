@@ -34,9 +34,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from sdstore.client.clients import AsyncStoreClient
-from sdstore.client.errors import StoreError
-from sdstore.client.exchange import Options, Retry
+from sdstore.client.exchange import ClientOptions, Retry
 from sdstore.client.records import PublishOutcome
+from sdstore.errors import LocalProtocolError, StoreError, bad_argument, check_argument
 from sdstore.participant.events import (
     ChannelEvent,
     DriverError,
@@ -56,7 +56,6 @@ from sdstore.participant.persistence import (
 from sdstore.participant.stores import PUBLISHING, BackOff, Outbox, Store, Stores, Waiting
 from sdstore.sds.codec import decode
 from sdstore.sds.effects import Broadcast, Effect, Missing, Publish, Rejected, Save, Status
-from sdstore.sds.errors import LocalProtocolError, bad_argument, check_argument
 from sdstore.sds.messages import ID_LENGTH_MAX
 from sdstore.sds.model import LAMPORT_MAX, Kind, Message
 from sdstore.sds.options import ParticipantOptions
@@ -108,14 +107,14 @@ class DriverOptions:
     sends and ends needs it, one that a person waits for may want less."""
     back_off: BackOff = field(default_factory=BackOff)
     """Pauses before a failed store is tried again. Short ones suit a person who waits, long ones a battery."""
-    client: Options = field(
-        default_factory=lambda: Options(retry=Retry(attempts_max=2, retry_after_max_s=1.0))
+    client: ClientOptions = field(
+        default_factory=lambda: ClientOptions(retry=Retry(attempts_max=2, retry_after_max_s=1.0))
     )
     """Timeouts and bounds of the clients, for slow networks. They try little: another store may answer at once."""
 
     def __post_init__(self) -> None:
         """Raises `LocalProtocolError` (`bad_option`)."""
-        for name, kind in (("back_off", BackOff), ("client", Options)):
+        for name, kind in (("back_off", BackOff), ("client", ClientOptions)):
             if not isinstance(getattr(self, name), kind):
                 raise _bad_option(name, getattr(self, name), f"of the class {kind.__name__}")
         back_off = self.back_off

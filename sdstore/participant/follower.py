@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-from sdstore.client.errors import StoreError
 from sdstore.client.records import LiveMessage
+from sdstore.errors import StoreError
 from sdstore.participant.events import BackfillProgress, Connection
 from sdstore.participant.persistence import CURSOR_KEY, ChannelLog, unsaved_code
 from sdstore.participant.stores import Retrieval, Store, Stores, channel_scope

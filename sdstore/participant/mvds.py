@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from sdstore.client.clients import AsyncStoreClient, StoreClient
-from sdstore.client.errors import malformed_reply
 from sdstore.client.exchange import MvdsMode
+from sdstore.errors import malformed_reply
 from sdstore.mvds import (
     Effect,
     MemoryState,
     Message,
     Messages,
+    MvdsOptions,
     Node,
-    Options,
     RemoteProtocolError,
     Send,
     State,
@@ -58,7 +58,7 @@ class _Session(Generic[_Client]):
         state: State | None = None,
         epoch: int = 0,
         mode: MvdsMode = "interactive",
-        options: Options | None = None,
+        options: MvdsOptions | None = None,
     ) -> None:
         """`peer_id` names this participant; `channel_ids` are all its channels.
 
@@ -70,7 +70,7 @@ class _Session(Generic[_Client]):
             MemoryState() if state is None else state,
             messages,
             options
-            or Options(interactive=mode == "interactive", payload_bytes_max=PAYLOAD_BYTES_MAX),
+            or MvdsOptions(interactive=mode == "interactive", payload_bytes_max=PAYLOAD_BYTES_MAX),
         )
         for channel_id in channel_ids:
             self.node.join(channel_id.encode(), [STORE])

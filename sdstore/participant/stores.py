@@ -25,9 +25,9 @@ from itertools import accumulate, islice
 from typing import NamedTuple
 
 from sdstore.client.clients import AsyncStoreClient
-from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.exchange import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, without_password
 from sdstore.client.records import Key, PublishItem, PublishOutcome, StoredMessage
+from sdstore.errors import StoreError, malformed_reply
 from sdstore.sds.effects import Broadcast
 from sdstore.sds.log import ParticipantLog
 from sdstore.sds.model import LAMPORT_MAX, HistoryEntry, Kind, Message, MessageError

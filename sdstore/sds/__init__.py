@@ -4,8 +4,9 @@ docs/python.md shows how to build messages; docs/identity.md specifies their mea
 docs/participant.md describes the participant.
 """
 
+from sdstore.errors import LocalProtocolError, WrongTypeError
 from sdstore.sds.bloom import Form
-from sdstore.sds.codec import DECODER_VERSION, decode, encode
+from sdstore.sds.codec import DECODER_VERSION, decode, encode, from_json, to_json
 from sdstore.sds.effects import (
     Acknowledged,
     Broadcast,
@@ -22,8 +23,6 @@ from sdstore.sds.effects import (
     Status,
     StoredRemotely,
 )
-from sdstore.sds.errors import LocalProtocolError, WrongTypeError
-from sdstore.sds.jsonform import from_json, to_json
 from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog, Reference, Staged
 from sdstore.sds.model import (
     LAMPORT_MAX,

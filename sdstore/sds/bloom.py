@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import mmh3
 
-from sdstore.sds.errors import LocalProtocolError
+from sdstore.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     import numpy as np

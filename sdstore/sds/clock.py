@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import struct
 
-from sdstore.sds.errors import LocalProtocolError
+from sdstore.errors import LocalProtocolError
 from sdstore.sds.model import LAMPORT_MAX
 from sdstore.sds.options import ParticipantOptions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from sdstore.errors import LocalProtocolError
 from sdstore.sds.bloom import CAPACITY, ERROR_RATE, Form
-from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import LAMPORT_MAX, SHA256_MESSAGE, Dialect, IdScheme, Rank
 from sdstore.sds.repair import RepairOptions
 

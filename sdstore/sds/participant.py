@@ -49,6 +49,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from typing import cast
 
+from sdstore.errors import LocalProtocolError, WrongTypeError
 from sdstore.sds.bloom import BloomFilter
 from sdstore.sds.clock import Clock, SyncTimer
 from sdstore.sds.codec import decode, encode
@@ -61,7 +62,6 @@ from sdstore.sds.effects import (
     Rejected,
     Status,
 )
-from sdstore.sds.errors import LocalProtocolError, WrongTypeError
 from sdstore.sds.incoming import Arrived, Incoming
 from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog
 from sdstore.sds.messages import (

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from zlib import crc32
 
+from sdstore.errors import LocalProtocolError
 from sdstore.sds.codec import serialize_entry
-from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
 from sdstore.sds.shares import NOBODY, Member, Shares
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from sdstore.errors import LocalProtocolError
 from sdstore.sds.codec import decode
-from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.incoming import Arrived, Incoming
 from sdstore.sds.log import ParticipantLog
 from sdstore.sds.messages import keep_for_application

@@ -27,8 +27,8 @@ from zlib import crc32
 
 from google.protobuf.message import DecodeError, Message
 
+from sdstore.errors import LocalProtocolError
 from sdstore.sds.effects import Effect, Save
-from sdstore.sds.errors import LocalProtocolError
 from sdstore.wire import participant_pb2 as pb
 
 FORMAT_VERSION = 1

@@ -13,7 +13,7 @@ from blake3 import blake3
 from app.access.operator import token_for
 from app.server.node import INDEX_FILE
 from sdstore.client import StoreClient
-from sdstore.client.errors import StoreError
+from sdstore.errors import StoreError
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire.store_pb2 import PublishBatch, PublishItem

@@ -23,14 +23,14 @@ def publication(number: int, channel: str = "c") -> Publication:
 
 async def publish(data_dir: Path, numbers: range) -> None:
     async with Node.open(Settings(data_dir=data_dir)) as node:
-        outcomes = await node.door.publish_many([publication(number) for number in numbers])
+        outcomes = await node.ingest.door.publish_many([publication(number) for number in numbers])
         assert all(isinstance(outcome, Outcome) for outcome in outcomes)
 
 
 async def opened(data_dir: Path) -> tuple[int, bytes]:
     """How many elements a node has after its start, and the root of the channel."""
     async with Node.open(Settings(data_dir=data_dir)) as node:
-        return len(node.index.elements), await node.index.root("c", 0)
+        return len(node.recon.index.elements), await node.recon.index.root("c", 0)
 
 
 @pytest.fixture
@@ -101,17 +101,17 @@ def test_the_index_never_has_a_claim_without_its_entry(
                 found = await few(query, **arguments)
                 statements.append(query)
                 if statements.count(_entry_elements(database.sql)) == 1:
-                    await node.door.publish_many([publication(9)])
+                    await node.ingest.door.publish_many([publication(9)])
                 return found
 
-            await node.door.publish_many([publication(1)])
-            await node.index.catch_up()
+            await node.ingest.door.publish_many([publication(1)])
+            await node.recon.index.catch_up()
             digest = entry_digest(decode(publication(1).frame)[0])
-            await node.door.publish_claims([(digest, b"late")])
+            await node.ingest.door.publish_claims([(digest, b"late")])
             monkeypatch.setattr(database, "few", with_news_between)
-            await node.index.catch_up()
-            assert len(node.index.elements) == 3
-            await node.index.catch_up()
-            assert len(node.index.elements) == 5
+            await node.recon.index.catch_up()
+            assert len(node.recon.index.elements) == 3
+            await node.recon.index.catch_up()
+            assert len(node.recon.index.elements) == 5
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sdstore.client import Options, StoreClient, StoreError
+from sdstore.client import ClientOptions, StoreClient, StoreError
 from sdstore.client.exchange import MvdsMode, Retry
 from sdstore.mvds import Deliver, MemoryState, Message
 from sdstore.participant import MvdsSession
@@ -24,7 +24,7 @@ CHANNEL = "channel"
 COUNT = 60
 SECONDS_MAX = 60
 EPOCHS_MAX = 300
-ONCE = Options(retry=Retry(attempts_max=1))
+ONCE = ClientOptions(retry=Retry(attempts_max=1))
 
 
 def frames(name: str) -> list[bytes]:

@@ -132,7 +132,7 @@ def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) ->
     async def check() -> None:
         with_policy = {"policy": f"{HERE}:Words"}
         async with open_nodes(tmp_path, with_policy, {}, limits=PATIENT) as (one, two):
-            door = one.door
+            door = one.ingest.door
             await door.publish_many([Publication(encode(of(b"good", n))) for n in range(250)])
             assert Words.seen == [(b"good", Way.BATCH)] * 250
             Words.seen.clear()
@@ -155,11 +155,11 @@ def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) ->
                 encode(Message(f"r{n}", "c", sender_id="s", content=b"%s" % content))
                 for n, content in enumerate((b"relayed", b"odd"))
             ]
-            outcomes = await one.relay.take(frames, "other")
+            outcomes = await one.live.relay.take(frames, "other")
             assert [isinstance(each, Problem) for each in outcomes] == [False, True]
-            await one.relay.take(frames[:1], "another")
+            await one.live.relay.take(frames[:1], "another")
             assert Words.seen == [(b"relayed", Way.RELAY), (b"odd", Way.RELAY)]
-            assert one.quarantine.page(0, 10) == []
+            assert one.ingest.quarantine.page(0, 10) == []
             Words.seen.clear()
             await publish(two, [of(b"bad", 5), of(b"fetched", 6)])
             await sync(one, two, Remembered())
@@ -395,8 +395,8 @@ def test_refusals_are_local_policy_and_a_new_revision_makes_both_sides_look_agai
             # What is in the quarantine stays there.
             assert codes(pushed) == {("there", "refused")}
             assert len(await holdings(one)) == 2
-            await one.door.release(one.quarantine.entry(entry_digest(odd)))
-            one.quarantine.forget(entry_digest(odd))
+            await one.ingest.door.release(one.ingest.quarantine.entry(entry_digest(odd)))
+            one.ingest.quarantine.forget(entry_digest(odd))
             assert await holdings(one) == await holdings(two)
             assert not (await sync(two, one, other_memory)).set_aside
 
@@ -425,9 +425,9 @@ def test_a_released_message_is_not_held_again_by_a_sync_and_a_dropped_one_is_nev
             await publish(two, messages)
             await settle(one, two)
             assert sorted(held_by(one)) == sorted([kept, dropped, waiting])
-            await one.door.release(one.quarantine.entry(kept))
-            one.quarantine.forget(kept)
-            one.quarantine.drop(dropped)
+            await one.ingest.door.release(one.ingest.quarantine.entry(kept))
+            one.ingest.quarantine.forget(kept)
+            one.ingest.quarantine.drop(dropped)
             await settle(one, two)
             assert held_by(one) == [waiting]
         for policy in ("Words", "Stricter"):
@@ -451,13 +451,15 @@ def test_a_released_message_is_not_held_again_by_a_sync_and_a_dropped_one_is_nev
 
 
 def held_by(node: Node) -> list[bytes]:
-    return [each.digest for each in node.quarantine.page(0, 100)]
+    return [each.digest for each in node.ingest.quarantine.page(0, 100)]
 
 
 async def sync(one: Node, two: Node, memory: Remembered) -> SyncReport:
     local = local_of(one).for_peer("peer", Way.SYNC)
     memory.value = memory.value.with_own_policy(local.policy)  # as `app.federation.peers` does
-    return await sync_with_peer(local, InProcessPeer(two), one.interests.current, memory=memory)
+    return await sync_with_peer(
+        local, InProcessPeer(two), one.federation.interests.current, memory=memory
+    )
 
 
 def codes(report: SyncReport) -> set[tuple[str, str]]:

@@ -17,10 +17,10 @@ from app.server.settings import Settings
 
 LIMITS = replace(
     DEFAULT_LIMITS,
-    stranger_requests_per_minute=60,
-    stranger_bytes_per_minute=6_000,
+    anonymous_requests_per_minute=60,
+    anonymous_bytes_per_minute=6_000,
     caller_requests_per_minute=6_000,
-    stranger_live_readers_max=2,
+    anonymous_live_readers_max=2,
     live_readers_max=6,
 )
 
@@ -39,11 +39,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def caller(name: str, rate: Rate = Rate.STRANGER) -> Caller:
+def caller(name: str, rate: Rate = Rate.ANONYMOUS) -> Caller:
     return Caller(name, frozenset({Scope.OPEN}), rate=rate)
 
 
-def refused(rates: Rates, name: str, rate: Rate = Rate.STRANGER) -> int:
+def refused(rates: Rates, name: str, rate: Rate = Rate.ANONYMOUS) -> int:
     """Seconds to wait."""
     with pytest.raises(Problem) as caught:
         rates.admit(caller(name, rate))
@@ -113,7 +113,7 @@ def test_who_spent_a_bucket_has_spent_the_one_of_new_settings_too(clock: Clock) 
     rates = Rates(LIMITS)
     for _ in range(30):
         rates.admit(caller("a"))
-    rates.configure(Settings(stranger_requests_per_minute=10))
+    rates.configure(Settings(anonymous_requests_per_minute=10))
     for _ in range(5):
         rates.admit(caller("a"))
     assert refused(rates, "a") == 6

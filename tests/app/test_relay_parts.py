@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.live.notifybus import PART_CHARS, Parts
-from app.live.relay import Outgoing, Presence, Seen, hand_over
+from app.live.notifybus import PART_CHARS, Outgoing, Parts, hand_over
+from app.live.relay import Presence, Seen
 from app.server.limits import DEFAULT_LIMITS
 
 SMALL = replace(DEFAULT_LIMITS, relay_queue_items_max=3, relay_queue_bytes_max=1_000)
@@ -20,14 +20,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.frames: list[tuple[bytes, str]] = []
-        self.ways: list[bytes] = []
+        self.paths: list[bytes] = []
         self.commits: list[Collection[str] | None] = []
         self.sources: list[str] = []
         self.presences: list[Presence] = []
 
     def on_notified_frame(self, frame: bytes, origin: str, via: bytes) -> None:
         self.frames.append((frame, origin))
-        self.ways.append(via)
+        self.paths.append(via)
 
     def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
         self.commits.append(channels)
@@ -68,7 +68,7 @@ async def test_frames_and_their_origins_travel_unchanged_and_commits_together() 
     outgoing.send_commit({"a", "b"})
     heard = await sent_by(outgoing)
     assert heard.frames == [(b"", ""), (b"\0\xff", "f" * 32)]
-    assert heard.ways == [b"", bytes(range(256))]
+    assert heard.paths == [b"", bytes(range(256))]
     assert heard.commits == [["a", "b"]]
 
 

@@ -135,7 +135,7 @@ def test_a_sync_into_a_low_disk_is_no_fault_of_the_peer(tmp_path: Path, disk: Di
             report = await sync(one, two, Remembered())
             assert (report.outcome, report.code) == (SyncOutcome.LOCAL_FAULT, Code.DISK_FULL)
             with pytest.raises(Problem, match="disk_free_min_bytes"):
-                await one.door.publish(Publication(encode(message(9))))
+                await one.ingest.door.publish(Publication(encode(message(9))))
             low(one, is_low=False)
             assert (await sync(one, two, Remembered())).outcome is SyncOutcome.IN_SYNC
             assert await holdings(one) == await holdings(two)
@@ -145,12 +145,12 @@ def test_a_sync_into_a_low_disk_is_no_fault_of_the_peer(tmp_path: Path, disk: Di
 
 def low(node: Node, *, is_low: bool) -> None:
     """Only one of the nodes has a low disk."""
-    node.door.watermark = DiskWatermark(Path(), 2_000 * MIB if is_low else 0)
+    node.ingest.door.watermark = DiskWatermark(Path(), 2_000 * MIB if is_low else 0)
 
 
 async def sync(one: Node, two: Node, memory: Remembered):  # type: ignore[no-untyped-def]
     return await sync_with_peer(
-        local_of(one), InProcessPeer(two), one.interests.current, memory=memory
+        local_of(one), InProcessPeer(two), one.federation.interests.current, memory=memory
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import sdstore.client.exchange as exchange
 from sdstore.client import (
     AsyncStoreClient,
-    Options,
+    ClientOptions,
     PublishItem,
     Retry,
     StoreClient,
@@ -37,7 +37,7 @@ ODD_STRINGS = ["/a/b", "..", ".", "%", "%2F", "", "a b+c&d=e?#", "x/ancestors", 
 
 Handler = Callable[[httpx.Request], httpx.Response]
 Connect = Callable[..., EitherClient]
-QUICK = Options(retry=Retry(backoff_s=0.001))
+QUICK = ClientOptions(retry=Retry(backoff_s=0.001))
 
 
 @pytest.fixture(params=[StoreClient, AsyncStoreClient])
@@ -45,7 +45,9 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     """Makes a client of either kind whose node is the given function."""
     opened: list[EitherClient] = []
 
-    def open_client(handler: Handler, options: Options = QUICK, **kwargs: Any) -> EitherClient:
+    def open_client(
+        handler: Handler, options: ClientOptions = QUICK, **kwargs: Any
+    ) -> EitherClient:
         transport = played_by(handler)
         client = request.param("http://node", options=options, transport=transport, **kwargs)
         opened.append(EitherClient(client))
@@ -322,7 +324,7 @@ def test_an_answer_that_breaks_the_contract_is_malformed(
 
 
 def test_an_answer_is_read_no_further_than_its_bound(connect: Connect) -> None:
-    options = Options(reply_bytes_max=1_000)
+    options = ClientOptions(reply_bytes_max=1_000)
     assert (
         len(connect(Recorder(httpx.Response(200, content=bytes(1_000))), options).recon(b""))
         == 1_000
@@ -372,7 +374,7 @@ def test_a_call_that_must_not_be_repeated_is_not(
 def test_attempts_are_bounded_and_the_last_error_is_told(connect: Connect) -> None:
     node = Recorder(BUSY)
     with pytest.raises(StoreError) as refused:
-        connect(node, Options(retry=Retry(attempts_max=3))).peers()
+        connect(node, ClientOptions(retry=Retry(attempts_max=3))).peers()
     assert (refused.value.code, refused.value.retry_after_s) == ("overloaded", 0.0)
     assert len(node.requests) == 3
 
@@ -391,7 +393,7 @@ def test_errors_that_do_not_pass_are_not_repeated(connect: Connect) -> None:
 def test_a_node_that_cannot_be_reached_has_status_0(
     connect: Connect, error: Exception, code: str
 ) -> None:
-    options = Options(retry=Retry(attempts_max=1))
+    options = ClientOptions(retry=Retry(attempts_max=1))
     with pytest.raises(StoreError) as refused:
         connect(Recorder(error), options).peers()
     assert (refused.value.code, refused.value.status) == (code, 0)

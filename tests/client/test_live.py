@@ -8,12 +8,19 @@ from typing import Any
 import httpx
 import pytest
 
-from sdstore.client import AsyncStoreClient, LiveMessage, Options, Retry, StoreClient, StoreError
+from sdstore.client import (
+    AsyncStoreClient,
+    ClientOptions,
+    LiveMessage,
+    Retry,
+    StoreClient,
+    StoreError,
+)
 from sdstore.client.live import EventReader
 from sdstore.sds import Message, entry_digest, to_json
 from tests.support.server import RunningNode, running_node
 
-QUICK = Options(retry=Retry(attempts_max=3, backoff_s=0.001))
+QUICK = ClientOptions(retry=Retry(attempts_max=3, backoff_s=0.001))
 HERE = b": here\nid: start\n\n"
 
 

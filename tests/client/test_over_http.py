@@ -11,7 +11,7 @@ import pytest
 from app.access.operator import token_for
 from sdstore.client import (
     AsyncStoreClient,
-    Options,
+    ClientOptions,
     PublishItem,
     Retry,
     StoreClient,
@@ -150,7 +150,7 @@ def test_the_node_says_who_it_is_and_whom_it_knows(client: EitherClient) -> None
 def test_a_node_that_is_not_there_is_unreachable(kind: type) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    options = Options(retry=Retry(attempts_max=2, backoff_s=0.001))
+    options = ClientOptions(retry=Retry(attempts_max=2, backoff_s=0.001))
     url = f"http://127.0.0.1:{port}"
     with EitherClient(kind(url, options=options)) as client, pytest.raises(StoreError) as refused:
         client.info()

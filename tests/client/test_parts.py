@@ -14,9 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdstore.client import AsyncStoreClient, Options, PublishItem, Retry, StoreClient, StoreError
-from sdstore.client.errors import error_of_reply
+from sdstore.client import (
+    AsyncStoreClient,
+    ClientOptions,
+    PublishItem,
+    Retry,
+    StoreClient,
+    StoreError,
+)
 from sdstore.client.exchange import Batcher, BoundedBody, batches, network_reason
+from sdstore.errors import error_of_reply
 
 UNREACHABLE = StoreError("unreachable", 0, "x")
 
@@ -100,7 +107,7 @@ def test_hints_count_towards_the_size_of_a_batch() -> None:
 
 
 def test_an_answer_that_drips_past_the_deadline_is_a_timeout() -> None:
-    body = BoundedBody(Options(deadline_s=10.0), now_s=100.0)
+    body = BoundedBody(ClientOptions(deadline_s=10.0), now_s=100.0)
     body.feed(b"x", 110.0)
     with pytest.raises(StoreError) as refused:
         body.feed(b"x", 110.1)
@@ -138,7 +145,7 @@ def test_ctrl_c_ends_a_call_that_waits_for_the_network_and_one_that_waits_to_try
     main = threading.main_thread().ident
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        patient = Options(retry=Retry(attempts_max=2, backoff_s=60, backoff_max_s=60))
+        patient = ClientOptions(retry=Retry(attempts_max=2, backoff_s=60, backoff_max_s=60))
         for url in (silent, "http://127.0.0.1:1"):
             timer = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
             started_s = time.monotonic()

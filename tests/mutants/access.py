@@ -94,7 +94,7 @@ FAULTS = [
     ),
     _fault(
         "withdrawn anonymous access lets what runs go on",
-        "app.access.callers:Strangers.begin",
+        "app.access.callers:AnonymousCallers.begin",
         nothing,
         (f"{_RELOAD}::{_WITHDRAWN}",),
     ),

@@ -41,7 +41,7 @@ def _saved_carelessly(right: Any) -> Any:
 
 def _without_store_errors(right: Any) -> Any:
     async def wrong(*args: Any) -> Any:
-        from sdstore.client.errors import StoreError
+        from sdstore.errors import StoreError
 
         with suppress(StoreError):
             await right(*args)

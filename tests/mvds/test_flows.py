@@ -9,8 +9,8 @@ from sdstore.mvds import (
     LocalProtocolError,
     MemoryState,
     Message,
+    MvdsOptions,
     Node,
-    Options,
     Payload,
     RemoteProtocolError,
     Send,
@@ -41,7 +41,7 @@ def test_batch_delivery_takes_one_epoch_a_step() -> None:
 
 
 def test_a_lost_offer_is_repeated_after_growing_pauses() -> None:
-    world = world_of(2, Options(retry_epochs_first=3, retry_epochs_max=20))
+    world = world_of(2, MvdsOptions(retry_epochs_first=3, retry_epochs_max=20))
     world.peers["p0"].publish(message("hello"))
     sent = []
     for epoch in range(1, 60):
@@ -49,7 +49,7 @@ def test_a_lost_offer_is_repeated_after_growing_pauses() -> None:
     assert sent == [1, 4, 10, 22, 42]  # 3, 6, 12, then 20 epochs apart
 
 
-def node_of(options: Options | None = None) -> tuple[Node, Kept, MemoryState]:
+def node_of(options: MvdsOptions | None = None) -> tuple[Node, Kept, MemoryState]:
     kept, state = Kept(), MemoryState()
     node = Node(state, kept, options)
     node.join(GROUP, ["ada", "bob"])
@@ -115,7 +115,7 @@ def test_who_is_no_member_gives_and_offers_nothing() -> None:
 
 
 def test_many_acks_never_keep_the_largest_message_out() -> None:
-    options = Options(payload_bytes_max=2_000, interactive=False)
+    options = MvdsOptions(payload_bytes_max=2_000, interactive=False)
     node, kept, _ = node_of(options)
     for number in range(500):
         node.receive("ada", encode(Payload(messages=(Message(GROUP, number, b""),))))
@@ -129,7 +129,7 @@ def test_many_acks_never_keep_the_largest_message_out() -> None:
 
 
 def test_the_state_of_a_peer_is_bounded_both_ways() -> None:
-    node, _, state = node_of(Options(records_per_peer_max=3))
+    node, _, state = node_of(MvdsOptions(records_per_peer_max=3))
     ids = tuple(bytes([n]) * 32 for n in range(5))
     (ignored,) = node.receive("ada", encode(Payload(offers=ids)))
     assert ignored == Ignored("ada", "offers", 2)
@@ -139,7 +139,7 @@ def test_the_state_of_a_peer_is_bounded_both_ways() -> None:
 
 
 def test_a_peer_that_never_answers_is_given_up_where_that_is_wanted() -> None:
-    node, kept, state = node_of(Options(attempts_max=2, retry_epochs_first=1))
+    node, kept, state = node_of(MvdsOptions(attempts_max=2, retry_epochs_first=1))
     kept.kept[message("hello").message_id] = message("hello")
     node.send(message("hello"), but=["bob"])
     ends = [each for epoch in range(1, 9) for each in node.tick(epoch)]

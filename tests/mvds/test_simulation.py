@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from sdstore.mvds import Message, Options
+from sdstore.mvds import Message, MvdsOptions
 from tests.mvds.world import GROUP, Weather, World, world_of
 
 SECONDS = 6.0
@@ -18,7 +18,7 @@ def simulate(seed: int) -> World:
     """A world drawn from the seed: 2 to 20 peers, losses to 50 %, repeats, delays, restarts."""
     random = Random(seed)
     weather = Weather(random.uniform(0, 0.5), random.uniform(0, 0.3), random.randint(0, 4))
-    options = Options(
+    options = MvdsOptions(
         interactive=random.random() < 0.5,
         retry_epochs_max=16,
         payload_bytes_max=random.choice([1_000, 4_000, 256 * 1024]),

@@ -11,8 +11,8 @@ from sdstore.mvds import (
     Effect,
     MemoryState,
     Message,
+    MvdsOptions,
     Node,
-    Options,
     Record,
     RecordType,
     Send,
@@ -41,7 +41,7 @@ class Peer:
     """A node with its application. `restart` loses what is in memory, never state or messages."""
 
     name: str
-    options: Options = field(default_factory=Options)
+    options: MvdsOptions = field(default_factory=MvdsOptions)
     state: MemoryState = field(default_factory=MemoryState)
     messages: Kept = field(default_factory=Kept)
     delivered: list[bytes] = field(default_factory=list)
@@ -189,10 +189,10 @@ def message(text: str) -> Message:
 
 
 def world_of(
-    count: int, options: Options | None = None, *, seed: int = 0, weather: Weather | None = None
+    count: int, options: MvdsOptions | None = None, *, seed: int = 0, weather: Weather | None = None
 ) -> World:
     names = [f"p{number}" for number in range(count)]
-    made = options or Options()
+    made = options or MvdsOptions()
     return World(
         {name: Peer(name, replace(made)) for name in names},
         Random(seed),

@@ -14,7 +14,7 @@ import pytest
 import trustme
 import yaml
 
-from app.demo.run import running_node
+from app.cli.demo import running_node
 from app.server.settings import load_settings
 from tests.support.cli import free_port
 

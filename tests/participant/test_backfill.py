@@ -18,7 +18,7 @@ import zstandard
 import sdstore.participant.backfill as backfill
 import sdstore.sync.content as content_module
 from recon.agreement import Interest
-from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
+from sdstore.client import AsyncStoreClient, ClientOptions, Retry, StoreClient
 from sdstore.client.exchange import Batcher
 from sdstore.client.records import PublishItem, StoredMessage
 from sdstore.client.transport import HttpTransport, HttpxCalls
@@ -40,7 +40,7 @@ from sdstore.wire.recon_pb2 import (
 from tests.support.server import RunningNode, running_node
 
 SEED = 20_261_122
-IMPATIENT = Options(retry=Retry(attempts_max=2, backoff_s=0.01))
+IMPATIENT = ClientOptions(retry=Retry(attempts_max=2, backoff_s=0.01))
 Mangle = Callable[[ReconRequest, ReconResponse], ReconResponse]
 channels = count()
 

@@ -17,6 +17,7 @@ from sdstore.client import (
     StoreClient,
     StoreError,
 )
+from sdstore.errors import LocalProtocolError
 from sdstore.participant import DriverError, DriverOptions, ParticipantDriver
 from sdstore.participant.events import EventQueue, EventsDropped
 from sdstore.participant.stores import (
@@ -34,7 +35,6 @@ from sdstore.participant.stores import (
 )
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import Acknowledged, Broadcast, Deliver, Status
-from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.log import LogEntry, MemoryLog
 from sdstore.sds.model import HistoryEntry, Kind, Message
 from sdstore.wire import store_pb2 as wire

@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from sdstore.errors import LocalProtocolError
 from sdstore.participant import ParticipantFile, ParticipantFileError
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import Broadcast, Deliver, Effect, Save, Status
-from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.log import LogEntry, MemoryLog, Noted, Staged
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message, entry_digest
 from sdstore.sds.participant import Participant

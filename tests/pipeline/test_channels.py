@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.roots import ChannelRow
-from pipeline.tables import different_channels, write_channels
+from pipeline.tables import ChannelRow, different_channels, write_channels
 
 ROWS = [ChannelRow(name, 3, bytes(32), 1, 9) for name in ("", "a", "b", "ä", "𐐷")]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.demo import running_node
 from app.cli.output import Exit
-from app.demo.run import running_node
 from pipeline import manifest as manifests
 from tests.support.cli import cli
 from tests.support.disks import small_disk

@@ -14,7 +14,7 @@ from app.ingest.prepare import Publication
 from pipeline import manifest as manifests
 from pipeline import verify
 from pipeline.export import export_snapshot
-from pipeline.roots import channel_summaries
+from pipeline.tables import channel_summaries
 from pipeline.verify import Fault, Finding, compare_with_node
 from sdstore.sds.codec import decode
 from tests.support.server import running_node

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import export, roots
+from pipeline import export, tables
 from pipeline import manifest as manifests
 from pipeline.export import Exported, Route, export_snapshot, export_tables
 from pipeline.manifest import Manifest, PipelineError, write_file
@@ -106,7 +106,7 @@ def test_a_proof_names_the_entries_that_claims_miss(
 ) -> None:
     """Also those of buckets that hold no entry at all."""
     manifest = manifests.load(snapshot)
-    proved = roots.prove(spark, snapshot, (), manifest.claim_ranges, list)
+    proved = tables.prove(spark, snapshot, (), manifest.claim_ranges, list)
     claims = pa.concat_tables(
         [pq.read_table(snapshot / each.file.path) for each in manifest.claim_ranges]
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdstore.errors import LocalProtocolError
 from sdstore.sds.bloom import (
     CAPACITY,
     ERROR_RATE,
@@ -20,7 +21,6 @@ from sdstore.sds.bloom import (
     hash_pair,
     read_filter,
 )
-from sdstore.sds.errors import LocalProtocolError
 from tests.support.sds_vectors import load
 
 JS_FILTERS = load("js_waku_bloom")["filters"]

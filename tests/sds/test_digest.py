@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recon.elements import order_of_lamport
-from sdstore.sds.codec import decode, encode
-from sdstore.sds.jsonform import from_json
+from sdstore.sds.codec import decode, encode, from_json
 from sdstore.sds.model import (
     LAMPORT_MAX,
     LAMPORT_MIN,

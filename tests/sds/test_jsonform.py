@@ -8,8 +8,7 @@ from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdstore.sds.codec import decode, encode
-from sdstore.sds.jsonform import from_json, to_json
+from sdstore.sds.codec import decode, encode, from_json, to_json
 from sdstore.sds.model import HistoryEntry, Message, MessageError, entry_digest
 from sdstore.wire import sds_pb2
 from tests.support.sds_strategies import messages

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sdstore.sds.errors import LocalProtocolError
+from sdstore.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
 from sdstore.sds.repair import Repair, RepairOptions
 from sdstore.sds.shares import Member

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import httpx
 
-from sdstore.client import AsyncStoreClient, Options, Retry
+from sdstore.client import AsyncStoreClient, ClientOptions, Retry
 from sdstore.participant.driver import DriverOptions, ParticipantChannel, ParticipantDriver
 from sdstore.participant.events import ChannelEvent, Connection
 from sdstore.participant.persistence import MemoryPersistence, Persistence
@@ -19,7 +19,7 @@ from sdstore.sds.effects import Deliver
 from sdstore.sds.options import ParticipantOptions
 
 SECONDS_MAX = 60.0
-QUICK_CLIENT = Options(timeout_s=10, retry=Retry(attempts_max=1))
+QUICK_CLIENT = ClientOptions(timeout_s=10, retry=Retry(attempts_max=1))
 QUICK = DriverOptions(back_off=BackOff(first_s=0.05, max_s=0.2), client=QUICK_CLIENT)
 SMALL = ParticipantOptions(bloom=None, sync_ms=0)
 """Participants without filters and sync messages: only content brings news and acknowledgements."""

@@ -41,7 +41,12 @@ def local_of(node: Node, nonce_secret: bytes | None = None) -> NodeReplica:
     """The initiating side of a node."""
     secret = nonce_secret or os.urandom(16)
     return NodeReplica(
-        node.store, node.door, node.index, node.limits, secret, lambda: node.interests.policy
+        node.store,
+        node.ingest.door,
+        node.recon.index,
+        node.limits,
+        secret,
+        lambda: node.federation.interests.policy,
     )
 
 
@@ -87,7 +92,7 @@ class InProcessPeer:
         self.bytes_up += len(request)
         parsed = ReconRequest.FromString(request)
         self.requests.append(parsed)
-        response = await self._node.recon.answer(request, CALLER)
+        response = await self._node.recon.endpoint.answer(request, CALLER)
         if self._mangle:
             response = self._mangle(parsed, response)
         raw = response.SerializeToString()
@@ -115,7 +120,7 @@ async def publish(
     items = [
         Publication(encode(each, Dialect.V2), hints.get(each.message_id, ())) for each in messages
     ]
-    for outcome in await node.door.publish_many(items):
+    for outcome in await node.ingest.door.publish_many(items):
         if isinstance(outcome, Exception):
             raise outcome
 

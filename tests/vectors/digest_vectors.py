@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from recon.elements import order_of_lamport
-from sdstore.sds.codec import DECODER_VERSION, MessageError, decode, encode
-from sdstore.sds.jsonform import to_json
+from sdstore.sds.codec import DECODER_VERSION, MessageError, decode, encode, to_json
 from sdstore.sds.model import (
     CLAIM_CONTEXT,
     ENTRY_CONTEXT,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.demo.run import running_node
+from app.cli.demo import running_node
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "cli.md"
 SOURCES = [
     path
-    for folder in ("app/cli", "sdstore/client", "sdstore/participant")
+    for folder in ("app/cli", "sdstore", "sdstore/client", "sdstore/participant")
     for path in (ROOT / folder).glob("*.py")
 ]
 

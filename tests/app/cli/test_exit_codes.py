@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import typer
 
-from app.cli import options
+from app.cli import output
 from app.cli.files import delimited
-from app.cli.options import Access
+from app.cli.output import Access
 from app.cli.program import app
 from app.cli.serve import TRUST
-from sdstore.client.exchange import BATCH_ITEMS_MAX, Options, Retry
+from sdstore.client.exchange import BATCH_ITEMS_MAX, ClientOptions, Retry
 from sdstore.sds.codec import encode
 from sdstore.wire import store_pb2 as wire
 from tests.support.cli import Result, cli, command, free_port, http_server, process
@@ -378,7 +378,7 @@ ANSWERS = {
 def test_every_verb_that_calls_a_node_has_the_same_codes_for_the_same_answer(
     answered: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "PATIENCE", Options(retry=Retry(attempts_max=1)))
+    monkeypatch.setattr(output, "PATIENCE", ClientOptions(retry=Retry(attempts_max=1)))
     tls = ssl.create_default_context()  # once: loading all CAs takes 20 ms
     monkeypatch.setattr(Access, "tls", lambda _: tls)
     answer = ANSWERS[answered]

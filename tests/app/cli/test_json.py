@@ -8,8 +8,7 @@ from pathlib import Path
 from app.cli.files import delimited
 from app.server.limits import DEFAULT_LIMITS
 from app.server.settings import Settings
-from sdstore.sds.codec import encode
-from sdstore.sds.jsonform import to_json
+from sdstore.sds.codec import encode, to_json
 from sdstore.sds.model import Dialect, entry_digest
 from tests.support.cli import cli, process
 from tests.support.federation import message

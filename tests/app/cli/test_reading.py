@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.demo import running_node
 from app.cli.files import delimited
-from app.demo.run import running_node
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
 from tests.support.cli import cli, command, http_server

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.demo import conversation
 from app.cli.files import delimited
-from app.demo.run import conversation
 from tests.support.cli import Result, cli, command, process
 
 FILE = b"".join(delimited(item.frame) for item in conversation(1_000, 4))  # no pipe holds that much

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.cli.copying import ImportProgress
+from app.cli.demo import conversation, real_frames, running_node
 from app.cli.files import delimited
-from app.demo.run import conversation, real_frames, running_node
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import entry_digest
 from tests.support.cli import cli

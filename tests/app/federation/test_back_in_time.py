@@ -75,7 +75,7 @@ def test_a_proof_does_not_outlive_the_history_of_the_peer(tmp_path: Path, then: 
                 for _ in range(2):  # the second one compares roots alone
                     peer = InProcessPeer(there)
                     report = await sync_with_peer(
-                        local_of(here), peer, here.interests.current, memory=memory
+                        local_of(here), peer, here.federation.interests.current, memory=memory
                     )
                     assert report.outcome is SyncOutcome.IN_SYNC
                 assert memory.value.baselines
@@ -91,7 +91,7 @@ def test_a_proof_does_not_outlive_the_history_of_the_peer(tmp_path: Path, then: 
             async with opened(two) as there:
                 peer = InProcessPeer(there)
                 report = await sync_with_peer(
-                    local_of(here), peer, here.interests.current, memory=memory
+                    local_of(here), peer, here.federation.interests.current, memory=memory
                 )
                 assert report.outcome is SyncOutcome.IN_SYNC
                 assert await holdings(here) == await holdings(there)
@@ -180,7 +180,7 @@ class World:
         here, there = self.nodes[one], self.nodes[two]
         memory = self.memories.setdefault((one, two), Remembered())
         report = await sync_with_peer(
-            local_of(here), InProcessPeer(there), here.interests.current, memory=memory
+            local_of(here), InProcessPeer(there), here.federation.interests.current, memory=memory
         )
         assert report.outcome is SyncOutcome.IN_SYNC
         assert await holdings(here) == await holdings(there)
@@ -209,13 +209,13 @@ class World:
     async def check(self) -> None:
         """No index and no snapshot is of another history than its database."""
         for node, each in enumerate(self.nodes):
-            await each.index.catch_up()
+            await each.recon.index.catch_up()
             with open_database(f"sqlite:///{self.data(node) / DATABASE}") as database:
                 entries, claims = elements(database)
-                assert len(each.index.elements) == len(entries) + len(claims)
+                assert len(each.recon.index.elements) == len(entries) + len(claims)
                 if entries:
                     expected = blake3(b"".join(sorted(entries))).digest()
-                    assert await each.index.root("c", 0) == (len(entries), expected)
+                    assert await each.recon.index.root("c", 0) == (len(entries), expected)
                 for (database_id, watermark), (its_entries, its_claims) in self.snapshots.items():
                     if database_id == database.database_id():
                         shared = (

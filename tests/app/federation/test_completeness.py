@@ -66,7 +66,7 @@ def test_a_session_is_complete_while_both_sides_grow(
             options: dict[str, Any] = {} if has_marks else {"arrivals": None}
             had = set(await holdings(one)) | set(await holdings(two))
             report = await sync_with_peer(
-                local_of(one), Busy(two), one.interests.current, memory=memory, **options
+                local_of(one), Busy(two), one.federation.interests.current, memory=memory, **options
             )
             assert report.outcome is SyncOutcome.IN_SYNC, report
             for node in (one, two):
@@ -75,7 +75,11 @@ def test_a_session_is_complete_while_both_sides_grow(
                 await publish(one, [message(Busy.number, "late")])
                 Busy.number += 100
             report = await sync_with_peer(
-                local_of(one), InProcessPeer(two), one.interests.current, memory=memory, **options
+                local_of(one),
+                InProcessPeer(two),
+                one.federation.interests.current,
+                memory=memory,
+                **options,
             )
             assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
             assert await holdings(one) == await holdings(two)
@@ -145,20 +149,20 @@ def test_whole_sessions_and_news_on_both_databases(tmp_path: Path, stores: Store
             await publish(one, [message(n, f"c{n % 3}") for n in range(600)], hints)
             await publish(two, [message(n, f"c{n % 3}") for n in range(400, 1_000)])
             report = await sync_with_peer(
-                local_of(one), InProcessPeer(two), one.interests.current, memory=memory
+                local_of(one), InProcessPeer(two), one.federation.interests.current, memory=memory
             )
             assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True), report
             assert (report.entries_sent, report.entries_received) == (400, 400)
             assert await holdings(one) == await holdings(two)
             # The next session compares what this one moved, the one after it only what is new.
             await sync_with_peer(
-                local_of(one), InProcessPeer(two), one.interests.current, memory=memory
+                local_of(one), InProcessPeer(two), one.federation.interests.current, memory=memory
             )
             await publish(one, [message(n) for n in range(3_000, 3_010)])
             await publish(two, [message(n) for n in range(3_010, 3_020)], {"m3010": (b"hint",)})
             await publish(two, [message(0, "c0")], {"m0": (b"a late hint",)})
             report = await sync_with_peer(
-                local_of(one), InProcessPeer(two), one.interests.current, memory=memory
+                local_of(one), InProcessPeer(two), one.federation.interests.current, memory=memory
             )
             # Compare, push, and have the peer state a total that contains what was pushed.
             assert (report.proved, report.requests) == (True, 3), report

@@ -30,7 +30,7 @@ async def sync(one: Node, peer: InProcessPeer, memory: Remembered, **options: An
     """A session without marks."""
     options = {"arrivals": None, **options}
     return await sync_with_peer(
-        local_of(one), peer, one.interests.current, memory=memory, **options
+        local_of(one), peer, one.federation.interests.current, memory=memory, **options
     )
 
 

@@ -45,9 +45,9 @@ async def sync(one: Node, peer: InProcessPeer, memory: Remembered) -> SyncReport
     return await sync_with_peer(
         local_of(one),
         peer,
-        one.interests.current,
+        one.federation.interests.current,
         memory=memory,
-        current_interest=lambda: one.interests.current,
+        current_interest=lambda: one.federation.interests.current,
     )
 
 
@@ -63,14 +63,14 @@ def test_a_wider_interest_of_either_side_is_filled_by_the_next_session(
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             wider = (one, two)[side]
-            await wider.interests.set(channels("a"))
+            await wider.federation.interests.set(channels("a"))
             await publish(one, [message(1, "a"), message(2, "b")])
             await publish(two, [message(3, "a"), message(4, "b")])
             peer, memory = InProcessPeer(two), Remembered()
             for _ in range(2):  # the second is over marks, and the peer's interest is remembered
                 assert (await sync(one, peer, memory)).proved
             assert (await held(one), await held(two)) == ({"m1", "m2", "m3"}, {"m1", "m3", "m4"})
-            await wider.interests.set(channels("a", "b"))
+            await wider.federation.interests.set(channels("a", "b"))
             report = await sync(one, peer, memory)
             assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
             assert await held(one) == await held(two) == {"m1", "m2", "m3", "m4"}
@@ -89,7 +89,7 @@ class Changing(InProcessPeer):
         changed, at, interest = self._change
         answer = await super().recon(request)
         if len(self.requests) == at + 1:
-            await changed.interests.set(interest)
+            await changed.federation.interests.set(interest)
         return answer
 
 
@@ -103,19 +103,19 @@ def test_a_change_in_mid_session_is_followed_by_that_session(
 
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}, {}) as (one, two):
-            await (one, two)[side].interests.set(first)
+            await (one, two)[side].federation.interests.set(first)
             await publish(one, [message(n, "ab"[n % 2]) for n in range(150)])
             await publish(two, [message(n, "ab"[n % 2]) for n in range(100, 300)])
             peer, memory = Changing(two, (one, two)[side], at, then), Remembered()
             report = await sync(one, peer, memory)
             assert report.outcome is SyncOutcome.IN_SYNC, report
             # The initiator's own change is followed before the session ends.
-            if side == 0 and one.interests.current == then and is_wider:
+            if side == 0 and one.federation.interests.current == then and is_wider:
                 assert await held(one) == await held(two) == {f"m{n}" for n in range(300)}
-            if (one, two)[side].interests.current == then:
+            if (one, two)[side].federation.interests.current == then:
                 report = await sync(one, InProcessPeer(two), memory)
                 assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
-            mutual = one.interests.current.intersect(two.interests.current)
+            mutual = one.federation.interests.current.intersect(two.federation.interests.current)
             mine, theirs = await holdings(one), await holdings(two)
             assert {key for key in mine if mutual.matches(key[0])} == {
                 key for key in theirs if mutual.matches(key[0])
@@ -131,20 +131,20 @@ def test_a_change_in_mid_session_is_followed_by_that_session(
 def test_an_interest_is_kept_and_wins_over_the_settings_until_it_is_reset(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {"channels": ["a"]}) as (node,):
-            assert node.interests.state.origin is InterestOrigin.SETTINGS
-            marks_policy = node.interests.policy
-            await node.interests.set(channels("b"))
-            assert node.interests.policy != marks_policy
+            assert node.federation.interests.state.origin is InterestOrigin.SETTINGS
+            marks_policy = node.federation.interests.policy
+            await node.federation.interests.set(channels("b"))
+            assert node.federation.interests.policy != marks_policy
         async with open_nodes(tmp_path, {"channels": ["c"]}) as (node,):
-            assert node.interests.current == channels("b")
-            node.interests.configure(channels("d"))
-            assert node.interests.current == channels("b")
-            await node.interests.reset()
-            assert node.interests.current == channels("d")
-            assert node.interests.state.origin is InterestOrigin.SETTINGS
+            assert node.federation.interests.current == channels("b")
+            node.federation.interests.configure(channels("d"))
+            assert node.federation.interests.current == channels("b")
+            await node.federation.interests.reset()
+            assert node.federation.interests.current == channels("d")
+            assert node.federation.interests.state.origin is InterestOrigin.SETTINGS
         async with open_nodes(tmp_path, {"channels": ["a"]}) as (node,):
-            assert node.interests.state.document()["origin"] == "settings"
-            assert node.interests.policy == marks_policy
+            assert node.federation.interests.state.document()["origin"] == "settings"
+            assert node.federation.interests.policy == marks_policy
 
     run(scenario())
 
@@ -156,15 +156,17 @@ def test_processes_over_one_database_know_a_change_within_a_second(
         url = {"database_url": postgres_stores.new_url()}
         async with open_nodes(tmp_path, url, url) as (one, two):
             heard: list[Interest] = []
-            two.interests.listeners.append(lambda: heard.append(two.interests.current))
+            two.federation.interests.listeners.append(
+                lambda: heard.append(two.federation.interests.current)
+            )
             for interest in (channels("a"), EVERYTHING):
-                await one.interests.set(interest)
+                await one.federation.interests.set(interest)
                 changed_s = time.monotonic()
-                while two.interests.current != interest:
+                while two.federation.interests.current != interest:
                     assert time.monotonic() - changed_s < 10  # a loaded machine is slower
                     await asyncio.sleep(0.01)
             assert heard == [channels("a"), EVERYTHING]
-            assert two.interests.policy == one.interests.policy
+            assert two.federation.interests.policy == one.federation.interests.policy
             assert interests_module.LOOK_S < 1
 
     run(scenario())
@@ -189,14 +191,14 @@ def test_interests_have_bounds(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (node,):
             for interest in allowed:
-                await node.interests.set(interest)
-                await node.interests.look()
-                assert node.interests.current == interest
+                await node.federation.interests.set(interest)
+                await node.federation.interests.look()
+                assert node.federation.interests.current == interest
             for interest, code in refused:
                 with pytest.raises(Problem) as error:
-                    await node.interests.set(interest)
+                    await node.federation.interests.set(interest)
                 assert error.value.code is code
-                assert node.interests.current == allowed[-1]
+                assert node.federation.interests.current == allowed[-1]
 
     run(scenario())
 
@@ -235,9 +237,9 @@ async def changing_world(seed: int, one: Node, two: Node, sessions: int = 10) ->
             hints = {f"m{n}": (b"hint %d" % random.randrange(90),) for n in numbers}
             await publish(node, [message(n, f"c{n % 4}") for n in numbers], hints)
             if random.random() < 0.2:
-                wanted.append(node.interests.current)
+                wanted.append(node.federation.interests.current)
                 again = random.random() < 0.5
-                await node.interests.set(
+                await node.federation.interests.set(
                     random.choice(wanted) if again else random_interest(random)
                 )
 
@@ -260,7 +262,7 @@ async def changing_world(seed: int, one: Node, two: Node, sessions: int = 10) ->
         for _ in range(2):  # the first can find that everything changed
             report = await sync(one, still, memory)
             assert report.outcome is SyncOutcome.IN_SYNC, (seed, number, report)
-        mutual = one.interests.current.intersect(two.interests.current)
+        mutual = one.federation.interests.current.intersect(two.federation.interests.current)
         mine, theirs = [
             {
                 key: claims

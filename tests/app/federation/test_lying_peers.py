@@ -300,13 +300,18 @@ def test_a_liar_is_found_out_and_leaves_no_trace(tmp_path: Path, liar: Mangle) -
             honest = await holdings(one) | await holdings(two)
             memory = Remembered()
             report = await sync_with_peer(
-                local_of(one), InProcessPeer(two, liar), one.interests.current, memory=memory
+                local_of(one),
+                InProcessPeer(two, liar),
+                one.federation.interests.current,
+                memory=memory,
             )
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
             assert report.detail
             assert report.requests < 200
             assert (await holdings(one)).keys() <= honest.keys()
-            healed = await sync_with_peer(local_of(one), InProcessPeer(two), one.interests.current)
+            healed = await sync_with_peer(
+                local_of(one), InProcessPeer(two), one.federation.interests.current
+            )
             assert healed.outcome is SyncOutcome.IN_SYNC
             assert (await holdings(one)).keys() == honest.keys()
 
@@ -360,7 +365,7 @@ def test_garbage_is_a_fault_of_the_peer(tmp_path: Path, garbage: bytes) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (one,):
             report = await sync_with_peer(
-                local_of(one), _Garbage(one, garbage), one.interests.current
+                local_of(one), _Garbage(one, garbage), one.federation.interests.current
             )
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
 
@@ -377,7 +382,7 @@ def test_bad_hints_beside_a_good_frame_do_not_cost_the_message(tmp_path: Path) -
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             await publish(two, [message(1)])
             peer = InProcessPeer(two, adds_bad_hints)
-            report = await sync_with_peer(local_of(one), peer, one.interests.current)
+            report = await sync_with_peer(local_of(one), peer, one.federation.interests.current)
             assert report.entries_received == 1
             # What counts as received is what was kept, and the rest is said.
             [hints] = (await holdings(one)).values()
@@ -405,11 +410,13 @@ def test_a_peer_that_has_us_answer_our_own_questions_learns_no_total(tmp_path: P
         async with open_nodes(tmp_path, {}) as (one,):
             await publish(one, [message(n) for n in range(100)])
             peer = _Mirror(one)
-            ourselves = local_of(one, one.recon.nonce_secret)
-            report = await sync_with_peer(ourselves, peer, one.interests.current)
+            ourselves = local_of(one, one.recon.endpoint.nonce_secret)
+            report = await sync_with_peer(ourselves, peer, one.federation.interests.current)
             assert (report.outcome, report.proved) == (SyncOutcome.REFUSED, False)
             assert peer.refusals == 1
-            other = await sync_with_peer(local_of(one), _Mirror(one), one.interests.current)
+            other = await sync_with_peer(
+                local_of(one), _Mirror(one), one.federation.interests.current
+            )
             assert other.outcome is SyncOutcome.IN_SYNC  # another node with the same content
 
     run(scenario())
@@ -433,7 +440,7 @@ def _sync_with(folder: Path, mangle: Mangle, *, hints_per_entry: int = 0) -> Syn
                 new = [message(n) for n in range(300, 320)]
                 await publish(two, new, {each.message_id: hints for each in new})
             peer = InProcessPeer(two, mangle)
-            return await sync_with_peer(local_of(one), peer, one.interests.current)
+            return await sync_with_peer(local_of(one), peer, one.federation.interests.current)
 
     report: SyncReport = run(scenario())
     return report
@@ -452,8 +459,10 @@ def test_a_peer_that_serves_what_was_not_wanted_plants_nothing(
             planted = message(7, "foreign") if outside == "channel" else message(1)
             await publish(two, [message(6), planted])
             for name in ("view", "prepare_view", "elements_to_hash"):
-                honest = getattr(two.index, name)
-                monkeypatch.setattr(two.index, name, lambda key, _, f=honest: f(key, everything))
+                honest = getattr(two.recon.index, name)
+                monkeypatch.setattr(
+                    two.recon.index, name, lambda key, _, f=honest: f(key, everything)
+                )
             report = await sync_with_peer(local_of(one), InProcessPeer(two), wanted)
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
             assert "outside the interest" in report.detail

@@ -33,7 +33,7 @@ async def sync(
     """One session; the requests of earlier ones are forgotten."""
     peer.requests.clear()
     return await sync_with_peer(
-        local_of(one), peer, interest or one.interests.current, memory=memory
+        local_of(one), peer, interest or one.federation.interests.current, memory=memory
     )
 
 

@@ -61,7 +61,9 @@ async def good_ones_arrive(one: Node, two: Node, spam_count: int) -> None:
     await publish(one, [message(-5, content=b"ours")])
     peer, memory = InProcessPeer(two), Remembered()
     before_mib = peak_mib()
-    report = await sync_with_peer(local_of(one), peer, one.interests.current, memory=memory)
+    report = await sync_with_peer(
+        local_of(one), peer, one.federation.interests.current, memory=memory
+    )
     assert len(await holdings(one)) == GOOD_COUNT + 1
     assert report.entries_sent == 1
     assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True), report
@@ -70,7 +72,9 @@ async def good_ones_arrive(one: Node, two: Node, spam_count: int) -> None:
     # Later sessions fetch none of it again, and bring what is new.
     await publish(two, [message(spam_count // 2, content=b"good, later"), spam(spam_count)])
     peer.requests.clear()
-    report = await sync_with_peer(local_of(one), peer, one.interests.current, memory=memory)
+    report = await sync_with_peer(
+        local_of(one), peer, one.federation.interests.current, memory=memory
+    )
     assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True), report
     assert (report.entries_received, report.entries_refused) == (1, 1)
     assert report.set_aside_count == spam_count + 1

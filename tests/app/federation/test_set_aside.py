@@ -47,7 +47,9 @@ SHARED = [each for n, each in enumerate(MESSAGES) if n % 5 and n not in ODD]
 
 
 async def sync(one: Node, peer: InProcessPeer, memory: Remembered) -> SyncReport:
-    return await sync_with_peer(local_of(one), peer, one.interests.current, memory=memory)
+    return await sync_with_peer(
+        local_of(one), peer, one.federation.interests.current, memory=memory
+    )
 
 
 def named(report: SyncReport) -> set[str]:

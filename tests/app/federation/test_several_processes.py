@@ -183,8 +183,8 @@ def test_nothing_is_missing_where_four_processes_write_at_once(
                     await publish(node, [message(number, f"c{number % 7}")])
 
             async def follow(node: Node) -> None:
-                while len(node.index.elements) < 4 * written_count:
-                    await node.index.catch_up()
+                while len(node.recon.index.elements) < 4 * written_count:
+                    await node.recon.index.catch_up()
                     await asyncio.sleep(0.005)
 
             writing = [write(node, n * written_count) for n, node in enumerate(nodes[:4])]
@@ -193,7 +193,7 @@ def test_nothing_is_missing_where_four_processes_write_at_once(
             with psycopg.connect(url) as connection:
                 [(in_sql,)] = connection.execute("SELECT count(*) FROM messages").fetchall()
             assert in_sql == 4 * written_count
-            assert [len(node.index.elements) for node in nodes[4:]] == [in_sql, in_sql]
+            assert [len(node.recon.index.elements) for node in nodes[4:]] == [in_sql, in_sql]
 
     run(scenario())
 

@@ -48,7 +48,9 @@ hints = st.dictionaries(numbers, st.lists(st.binary(min_size=1, max_size=8), max
 
 
 async def sync(one: Node, two: Node, **options: Any) -> SyncReport:
-    return await sync_with_peer(local_of(one), InProcessPeer(two), one.interests.current, **options)
+    return await sync_with_peer(
+        local_of(one), InProcessPeer(two), one.federation.interests.current, **options
+    )
 
 
 async def load(node: Node, content: dict[Any, int], hints: dict[int, list[bytes]]) -> None:
@@ -84,7 +86,7 @@ def test_both_hold_what_either_held_within_the_mutual_interest(
             before = (await holdings(one), await holdings(two))
             report = await sync(one, two)
             assert report.outcome is SyncOutcome.IN_SYNC, report
-            mutual = one.interests.current.intersect(two.interests.current)
+            mutual = one.federation.interests.current.intersect(two.federation.interests.current)
             for node, held in zip((one, two), before, strict=True):
                 wanted = {k: v for k, v in held.items() if not mutual.matches(k[0])}
                 for side in before:
@@ -162,7 +164,7 @@ def test_a_nonce_that_expires_costs_no_push_and_counts_nothing_twice(
             await publish(one, [message(n) for n in range(50)])
             await publish(two, [message(n) for n in range(45)])
             peer = _Expiring(two, monkeypatch)
-            report = await sync_with_peer(local_of(one), peer, one.interests.current)
+            report = await sync_with_peer(local_of(one), peer, one.federation.interests.current)
             assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
             assert (report.missing_there, report.entries_sent) == (5, 5)
             refused, again = [each for each in peer.requests if each.push]
@@ -180,11 +182,11 @@ def test_a_sync_that_did_not_happen_says_nothing_about_its_peer(tmp_path: Path) 
             def is_busy(*_: object) -> None:
                 raise Problem(Code.SYNC_BUSY, "a sync is under way")
 
-            one.peers._start = is_busy  # type: ignore[method-assign]
+            one.federation.peers._start = is_busy  # type: ignore[method-assign]
             peer = Peer("dead", httpx.URL("http://127.0.0.1:1/"), PeerOrigin.ADDED)
-            one.peers._peers[peer.peer_id] = peer
-            one.peers._begin(peer)
-            one.peers._schedule.add(peer.peer_id, 0.0, failures=3)
+            one.federation.peers._peers[peer.peer_id] = peer
+            one.federation.peers._begin(peer)
+            one.federation.peers._schedule.add(peer.peer_id, 0.0, failures=3)
             while peer.next_sync_at_ms is None:  # noqa: ASYNC110 - set by each attempt
                 await asyncio.sleep(0.01)
             assert peer.failures == 3
@@ -216,7 +218,7 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
 
             async def meet(one: int, two: int) -> None:
                 memory = memories.setdefault((one, two), Remembered())
-                local, interest = local_of(nodes[one]), nodes[one].interests.current
+                local, interest = local_of(nodes[one]), nodes[one].federation.interests.current
                 for _ in range(10):
                     peer = InProcessPeer(nodes[two], wake)
                     reports.append(await sync_with_peer(local, peer, interest, memory=memory))

@@ -21,7 +21,7 @@ from tests.support.routes import ROUTES, Route
 from tests.support.server import PROTOBUF, RunningNode, running_node
 
 GENEROUS = replace(
-    DEFAULT_LIMITS, stranger_requests_per_minute=100_000, stranger_live_readers_max=100
+    DEFAULT_LIMITS, anonymous_requests_per_minute=100_000, anonymous_live_readers_max=100
 )
 
 
@@ -36,7 +36,7 @@ def token(folder: Path, *scopes: Scope) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
-    """Strangers read in /open/ and publish in /in/; each has a message, and so has /closed/."""
+    """AnonymousCallers read in /open/ and publish in /in/; each has a message, and so has /closed/."""
     folder = tmp_path_factory.mktemp("anonymous")
     with running_node(
         folder,
@@ -97,7 +97,7 @@ def test_a_star_opens_every_channel_for_that_and_nothing_else(
 def test_a_flood_of_strangers_leaves_an_honest_stranger_and_a_token_their_service(
     tmp_path: Path,
 ) -> None:
-    limits = replace(DEFAULT_LIMITS, stranger_requests_per_minute=60)
+    limits = replace(DEFAULT_LIMITS, anonymous_requests_per_minute=60)
     options = {"trusted_proxies": ["127.0.0.1"], "anonymous_read": "*", "anonymous_publish": "*"}
     with running_node(tmp_path, limits, **options) as node:
         sent = node.http.post("/v1/messages", content=frame("m", "c"), headers=PROTOBUF)
@@ -126,7 +126,7 @@ def test_a_flood_of_strangers_leaves_an_honest_stranger_and_a_token_their_servic
 
 
 def test_bytes_of_bodies_and_replies_count(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, stranger_bytes_per_minute=100_000)
+    limits = replace(DEFAULT_LIMITS, anonymous_bytes_per_minute=100_000)
     options = {"trust_loopback": False, "anonymous_publish": "*", "anonymous_read": "*"}
     with running_node(tmp_path, limits, **options) as node:
         large = encode(Message("m", "c", lamport_timestamp=1, content=bytes(60_000)))
@@ -136,7 +136,7 @@ def test_bytes_of_bodies_and_replies_count(tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_stream_count(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, stranger_bytes_per_minute=100_000)
+    limits = replace(DEFAULT_LIMITS, anonymous_bytes_per_minute=100_000)
     with running_node(tmp_path, limits, trust_loopback=False, anonymous_read="*") as node:
         publisher = token(tmp_path, Scope.PUBLISH) | PROTOBUF
         with node.http.stream("GET", "/v1/live") as stream:
@@ -152,7 +152,7 @@ def test_bytes_of_a_stream_count(tmp_path: Path) -> None:
 
 
 def test_a_stranger_has_few_live_streams_and_a_token_any_number(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, stranger_live_readers_max=2)
+    limits = replace(DEFAULT_LIMITS, anonymous_live_readers_max=2)
     with running_node(tmp_path, limits, trust_loopback=False, anonymous_read="*") as node:
         with ExitStack() as stack:
 
@@ -173,7 +173,7 @@ def test_a_stranger_has_few_live_streams_and_a_token_any_number(tmp_path: Path) 
 
 
 def test_refused_tokens_count_as_requests_of_the_address(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, stranger_requests_per_minute=5)
+    limits = replace(DEFAULT_LIMITS, anonymous_requests_per_minute=5)
     with running_node(tmp_path, limits) as node:
         bad = {"authorization": "Bearer sds_000000000000_" + "0" * 64}
         statuses = [node.http.get("/v1/channels", headers=bad).status_code for _ in range(7)]

@@ -121,7 +121,7 @@ def test_a_message_comes_from_the_node_in_batch_mode_until_it_is_acknowledged(
     ada, message = Peer(node, mode="batch"), mvds(1)
     node.publish(content(1))
     flow = [told(ada.sends()) for _ in range(7)]
-    # Every third epoch: `Options.retry_epochs_first`.
+    # Every third epoch: `MvdsOptions.retry_epochs_first`.
     assert flow == ["MESSAGE 1", "nothing", "nothing"] * 2 + ["MESSAGE 1"]
     assert told(ada.sends(acks=[message.message_id])) == "nothing"
     assert [told(ada.sends()) for _ in range(5)] == ["nothing"] * 5
@@ -199,7 +199,7 @@ async def test_nothing_is_acknowledged_if_the_node_cannot_write(
 
     async with Node.open(Settings(data_dir=tmp_path)) as node:
         with monkeypatch.context() as patched:
-            patched.setattr(node.committer, "submit", fail)
+            patched.setattr(node.ingest.committer, "submit", fail)
             with pytest.raises(Problem) as failed:
                 await node.mvds.exchange(asked)
         assert failed.value.code is Code.DISK_FULL
@@ -216,7 +216,7 @@ async def test_of_two_exchanges_at_once_one_is_written(tmp_path: Path) -> None:
         state = await node.store.mvds.read("local", "ada")
         await node.mvds.exchange(asked)
         with pytest.raises(Problem) as failed:
-            await node.committer.call(lambda: node.store.mvds.write(state, {}, {}))
+            await node.ingest.committer.call(lambda: node.store.mvds.write(state, {}, {}))
         assert failed.value.code is Code.SYNC_BUSY
 
 

@@ -258,14 +258,14 @@ def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_p
             assert reload(policy=None, anonymous_read=["/a/"]).status_code == 200
             assert (publish(5), revision()) == (201, first)
             assert node.http.get("/v1/messages/1").status_code == 200
-            changed = reload(stranger_requests_per_minute=2).json()["changed"]
-            assert changed == ["stranger_requests_per_minute"]
+            changed = reload(anonymous_requests_per_minute=2).json()["changed"]
+            assert changed == ["anonymous_requests_per_minute"]
             answers = [node.http.get("/v1/messages/1").status_code for _ in range(3)]
             # What was spent of the larger bucket is a part of one request of the new one.
             assert (answers[0], answers[-1]) == (200, 429)
             assert reload(anonymous_read=[]).status_code == 200
             assert node.http.get("/v1/messages/1", headers=asks).status_code == 200
-            assert reload(stranger_requests_per_minute=None).status_code == 200
+            assert reload(anonymous_requests_per_minute=None).status_code == 200
 
 
 @pytest.mark.parametrize("workers_count", [1, 2])
@@ -277,7 +277,7 @@ def test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_wo
         scopes=["admin", "publish"]
     )[1]
     asks = {"authorization": f"Bearer {admin}"}
-    common = "drain_s = 0\ntrust_loopback = false\nstranger_requests_per_minute = 1000\n"
+    common = "drain_s = 0\ntrust_loopback = false\nanonymous_requests_per_minute = 1000\n"
     opened = f'{common}anonymous_read = ["/a/"]\n'
     with (
         serving(tmp_path, opened, *flags) as (_, url, file),

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sdstore.sds.codec import MessageError, decode, encode
-from sdstore.sds.jsonform import to_json
+from sdstore.sds.codec import MessageError, decode, encode, to_json
 from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, entry_digest
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, RunningNode, running_node

@@ -43,7 +43,7 @@ def node(tmp_path: Path) -> Iterator[RunningNode]:
         tmp_path / "node",
         caller_requests_per_minute=NO_LIMIT,
         caller_bytes_per_minute=NO_LIMIT,
-        stranger_requests_per_minute=NO_LIMIT,
+        anonymous_requests_per_minute=NO_LIMIT,
     ) as running:
         running.publish(MARK)
         yield running

@@ -1,4 +1,7 @@
-"""The verb `demo`: it starts two nodes, lets them diverge, compares, syncs and proves them equal."""
+"""The verb `demo`: it starts two nodes, lets them diverge, compares, syncs and proves them equal.
+
+`frames.ldp` holds real frames of js-waku, nim-sds and the versions of the specification, length-delimited.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from rich.console import Console
 
 from app.access.operator import token_for
 from app.cli.files import DelimitedReader
-from app.cli.options import AsJson
 from app.cli.output import (
+    AsJson,
     CliError,
     Exit,
     human_bytes,
