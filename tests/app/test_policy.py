@@ -89,6 +89,14 @@ class Words:
         return ACCEPT
 
 
+class Milder(Words):
+    revision = "2"
+
+    def __call__(self, candidate: Candidate) -> Verdict:
+        self.seen.append((candidate.message.content or b"", candidate.way))
+        return ACCEPT
+
+
 @pytest.fixture(autouse=True)
 def nothing_seen() -> Iterator[None]:
     Words.seen.clear()
@@ -464,6 +472,20 @@ async def sync(one: Node, two: Node, memory: Remembered) -> SyncReport:
 
 def codes(report: SyncReport) -> set[tuple[str, str]]:
     return {(each["lacked_by"], each["code"]) for each in report.set_aside}
+
+
+class NoRevision:
+    def __call__(self, _: Candidate) -> Verdict:
+        return ACCEPT
+
+
+class LongRevision(Words):
+    revision = 257 * "x"
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise OSError("no rules")
 
 
 # --- loading ----------------------------------------------------------------------------------------
