@@ -247,7 +247,10 @@ def no_route(routes: Iterable[BaseRoute], scope: AsgiScope) -> Problem:
         if isinstance(route, QueryForm) and route.lacks_only_its_id(scope):
             return Problem(Code.INVALID_PARAMETER, f"?{route.id_parameter}= is missing")
     if not methods:
-        return Problem(Code.NO_SUCH_ROUTE, "see /docs for the routes of this node")
+        return Problem(
+            Code.NO_SUCH_ROUTE,
+            "see /docs for the routes of this node; names and IDs in a path are percent-encoded (a/b: a%2Fb)",
+        )
     return Problem(
         Code.METHOD_NOT_ALLOWED,
         f"{scope['method']} is not among the methods of this path",

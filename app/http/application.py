@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
@@ -53,6 +54,14 @@ PAGE_HEADERS = (
 
 # By default FastAPI records spans, metrics and logs of its own; ours are in `app.http.front`.
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False)
+
+
+FEWER_BOUNDS = (
+    "this node runs in another server than that of `sdstore serve`; bounds on connections, headers, slow clients "
+    "and TLS handshakes are those of that server"
+)
+
+_log = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
@@ -135,6 +144,7 @@ def application(settings: Settings) -> Application:
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncIterator[None]:
+        _log.warning(FEWER_BOUNDS)
         async with Node.open(settings) as node:
             app.serve(node)
             try:

@@ -199,7 +199,7 @@ async def _never(_message: object) -> None:
 
 NOT_OPEN = (
     "the node is not open: the lifespan of the application that mounts it must enter "
-    "`app.main.opened(node_application)`"
+    "`sdstore.server.opened(node_application)`"
 )
 
 _log = logging.getLogger(__name__)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema_rs
 import pytest
 from pydantic import BaseModel
 
-from app.http import openapi
+from app.http import channels, openapi
 from app.http.application import openapi_document
+from app.http.call import Form
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
+from sdstore.wire import store_pb2 as wire
 from tests.support.server import RunningNode, running_node
 
 
@@ -132,3 +135,32 @@ def test_every_model_is_in_the_document() -> None:
         if isinstance(each, type) and issubclass(each, BaseModel) and each is not BaseModel
     }
     assert made <= set(DOCUMENT["components"]["schemas"])
+
+
+def test_both_forms_of_a_reply_have_the_same_members() -> None:
+    compared = 0
+    for operations in DOCUMENT["paths"].values():
+        for operation in operations.values():
+            for described in operation["responses"].values():
+                forms = described.get("content", {})
+                name = forms.get("application/x-protobuf", {}).get("schema", {}).get("description")
+                told = forms.get("application/json", {}).get("schema", {}).get("$ref")
+                if name is not None and told is not None and hasattr(wire, name):
+                    members = _SCHEMAS[told.rpartition("/")[2]]["properties"]
+                    fields = getattr(wire, name).DESCRIPTOR.fields_by_name
+                    assert set(members) == set(fields), name
+                    compared += 1
+    assert compared >= 10
+
+
+def test_a_page_in_protobuf_gives_every_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "next_link", lambda *_: ())
+    monkeypatch.setattr(channels, "message_protobuf", lambda *_: wire.StoredMessage())
+    call: Any = SimpleNamespace(
+        form=Form.PROTOBUF, caller=SimpleNamespace(visible=lambda entries: entries)
+    )
+    page: Any = SimpleNamespace(left_out=[SimpleNamespace(digest=b"d")])
+    shown: Any = [(None, SimpleNamespace(variants=(), hints=()), b"{}")]
+    reply = channels.page_reply(call, page, shown, "cursor")
+    given = wire.MessagePage.FromString(reply.body).ListFields()
+    assert {field.name for field, _ in given} == set(openapi.MessagePage.model_fields)

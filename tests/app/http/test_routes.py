@@ -146,7 +146,9 @@ def test_the_list_and_the_query_form_share_a_path() -> None:
     "target", ["/", "", "/v1", "/v1/messages/a/b", "/v1/messages/a/ancestors/", "/V1/messages/a"]
 )
 def test_other_paths_are_no_route(target: str) -> None:
-    assert refused("GET", target).code is Code.NO_SUCH_ROUTE
+    problem = refused("GET", target)
+    assert problem.code is Code.NO_SUCH_ROUTE
+    assert "a%2Fb" in problem.detail
 
 
 def test_a_wrong_method_is_told_the_right_ones() -> None:
