@@ -87,6 +87,20 @@ def test_the_file_of_another_database_is_left_aside(tmp_path: Path, rows_read: l
     assert sum(rows_read) == 100
 
 
+def test_an_older_copy_of_the_database_put_back_is_noticed(tmp_path: Path) -> None:
+    asyncio.run(publish(tmp_path, range(10)))
+    database = tmp_path / "sdstore.db"
+    older = database.read_bytes()
+    asyncio.run(publish(tmp_path, range(10, 30)))
+    for rest in tmp_path.glob("sdstore.db-*"):
+        rest.unlink()
+    database.write_bytes(older)
+    assert asyncio.run(opened(tmp_path))[0] == 20
+    # The same numbers, given to other messages.
+    asyncio.run(publish(tmp_path, range(100, 120)))
+    assert asyncio.run(opened(tmp_path))[0] == 60
+
+
 def test_the_index_never_has_a_claim_without_its_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

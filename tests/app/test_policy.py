@@ -32,6 +32,7 @@ from app.ingest.prepare import NewEntry, Publication, prepare
 from app.ingest.quarantine import Quarantine
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import Node
+from recon.agreement import Interest
 from sdstore import mvds
 from sdstore.sds import SHA256_MESSAGE
 from sdstore.sds.codec import encode
@@ -177,6 +178,26 @@ def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) ->
             await sync(two, one, Remembered())
             assert (b"pushed", Way.RECON) in Words.seen
             assert {way for _, way in Words.seen} == {Way.RECON}
+
+    run(check())
+
+
+def test_what_an_unauthorized_peer_pushes_is_not_judged_and_not_held(tmp_path: Path) -> None:
+    from app.access.callers import Caller, Scope  # noqa: PLC0415
+    from app.recon.endpoint import take_items  # noqa: PLC0415
+
+    async def check() -> None:
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, limits=PATIENT) as (one,):
+            limited = Caller(
+                "token", frozenset({Scope.PUBLISH}), Interest.make(channels=frozenset({"mine"}))
+            )
+            items = [
+                wire.Item(entry=wire.Item.Entry(frame=encode(of(b"odd", channel_id=name))))
+                for name in ("mine", "theirs")
+            ]
+            outcomes = await take_items(local_of(one), items, limited.covers)
+            assert outcomes == [wire.PUSH_REFUSED] * 2
+            assert [each.channel_id for each in one.ingest.quarantine.page(0, 10)] == ["mine"]
 
     run(check())
 

@@ -29,6 +29,7 @@ from sdstore.sds.effects import Deliver, Effect, Save
 from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog
 from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from sdstore.sync.comparison import Mode
+from sdstore.sync.content import MOVES_IN_FLIGHT_MAX
 from sdstore.sync.driver import sync_with_peer
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import (
@@ -185,6 +186,34 @@ def test_a_message_that_arrives_live_meanwhile_is_not_staged(
     [report] = backfilled(node, channel_id, log, mangle=arrives)
     assert staged(log) == [f"m{n}" for n in range(10, 20) if n != 15]
     assert report.entries_received == 9
+
+
+def test_the_next_request_leaves_before_an_answer_is_stored(
+    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(node, messages(channel_id, range(100)))
+    monkeypatch.setattr(content_module, "MOVE_BYTES_MAX", 2_000)
+    steps: list[str] = []
+    send, stage = HttpTransport.recon, MemoryLog.stage
+
+    async def recording_send(self: HttpTransport, request: bytes) -> bytes:
+        if ReconRequest.FromString(request).HasField("fetch"):
+            steps.append("request")
+        return await send(self, request)
+
+    def recording_stage(self: MemoryLog, *some: Any) -> None:
+        steps.append("store")
+        stage(self, *some)
+
+    monkeypatch.setattr(HttpTransport, "recon", recording_send)
+    monkeypatch.setattr(MemoryLog, "stage", recording_stage)
+    log = MemoryLog()
+    [report] = backfilled(node, channel_id, log)
+    assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 100)
+    assert steps.count("request") == steps.count("store") > 4
+    ahead = [steps[:at].count("request") - steps[:at].count("store") for at in range(len(steps))]
+    assert steps[:2] == ["request", "request"]
+    assert max(ahead) <= MOVES_IN_FLIGHT_MAX
 
 
 # --- what is interrupted ---------------------------------------------------------------------------

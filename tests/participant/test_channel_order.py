@@ -204,6 +204,69 @@ def confirmed_of(world: World) -> list[list[str]]:
     return [each.channel_order.ordering.confirmed for each in world.members]
 
 
+def test_a_member_that_names_a_message_that_never_existed_stops_nothing() -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    assert len(confirmed_of(world)[0]) > 5
+    for member in world.members:
+        member.hear(by_hand("m0", "mallory", "ghost"), by_hand("m1", "mallory", "m0"))
+        member.wait(400)
+    confirmed = confirmed_of(world)
+    assert {"m0", "m1"} < set(confirmed[0])
+    assert len(confirmed[0]) > 20
+    assert confirmed[0] == confirmed[1] == confirmed[2]
+
+
+def test_a_ghost_that_turns_up_late_at_one_reader_enters_when_an_indexer_names_it() -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    ada, bob, cyn = world.members
+    for member in (ada, bob):
+        member.hear(by_hand("m0", "mallory", "late"))
+        member.wait(400)
+    cyn.hear(by_hand("m0", "mallory", "late"), by_hand("late", "mallory"))
+    world.settle(ada)  # names m0, and has not seen the other one
+    world.settle(*[cyn, ada, bob] * 3)
+    world.store["m0"], world.store["late"] = by_hand("m0", "mallory", "late"), by_hand("late", "m")
+    confirmed = confirmed_of(world)
+    assert confirmed[0] == confirmed[1] == confirmed[2]
+    assert {"m0", "late"} < set(confirmed[0])
+    assert confirmed[0].index("m0") < confirmed[0].index("late")
+
+
+def test_an_indexer_that_names_a_ghost_stops_its_own_messages_alone() -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    confirmed_of(world)
+    ada, bob, _ = world.members
+    lie = by_hand("lie", "cyn", "ghost")
+    for member in (ada, bob):
+        member.hear(lie)
+        member.wait(400)
+    before = len(ada.channel_order.ordering.confirmed)
+    world.members, world.inboxes = [ada, bob], {"ada": [], "bob": []}
+    confirmed = confirmed_of(world)
+    assert len(confirmed[0]) > before + 5
+    assert ada.channel_order.ordering.waiting == ["lie"]
+    assert ada.channel_order.ordering.missing == ["ghost"]
+
+
+def test_copies_of_a_member_s_message_with_other_causes_change_no_order() -> None:
+    # js-waku's IDs are the hash of the content alone, so anybody can make a copy with other causes.
+    world = three(ORDERED, ORDERED, ORDERED)
+    ada, bob, cyn = world.members
+    first = ada.say("first")
+    cyn.hear(first)
+    bob.hear(first)
+    copies = by_hand("w0", "dora"), by_hand("w0", "dora", decode(first)[0].message_id)
+    ada.hear(*copies, by_hand("w1", "dora", "w0"))
+    bob.hear(*reversed(copies), by_hand("w1", "dora", "w0"))
+    cyn.hear(by_hand("w0", "mallory", "w1"), by_hand("w1", "dora"))
+    cyn.wait(400)
+    confirmed = confirmed_of(world)
+    assert confirmed[0] == confirmed[1] == confirmed[2]
+    assert {"w0", "w1"} < set(confirmed[0])
+    assert len(confirmed[0]) > 8
+    assert not ada.channel_order.ordering.breaches
+
+
 @pytest.mark.parametrize("arrival", [*permutations(range(4))])
 def test_copies_of_an_indexer_s_message_that_its_id_disproves_change_nothing_in_any_arrival(
     arrival: tuple[int, ...],
@@ -233,6 +296,20 @@ def test_copies_of_an_indexer_s_message_that_its_id_disproves_change_nothing_in_
         assert (ordering.breaches, ordering.waiting) == ([], [])
         member.crash()
         assert member.channel_order.ordering.confirmed == confirmed[0]
+
+
+def test_a_copy_that_its_id_disproves_and_a_liar_who_names_it_stop_no_other_indexer() -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    before = len(confirmed_of(world)[0])
+    ada, bob, _ = world.members
+    copy, lie = by_hand("0" * 64, "bob"), by_hand("lie", "cyn", "0" * 64)
+    for member in (ada, bob):
+        member.hear(copy, lie)
+        member.wait(400)
+    world.members, world.inboxes = [ada, bob], {"ada": [], "bob": []}
+    confirmed = confirmed_of(world)
+    assert len(confirmed[0]) > before + 5
+    assert ada.channel_order.ordering.missing == ["0" * 64]
 
 
 def test_a_log_is_loaded_in_slices_whatever_its_timestamps() -> None:

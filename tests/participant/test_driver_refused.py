@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from app.access.callers import Authorizer, Caller, Scope
@@ -13,10 +14,10 @@ from recon.agreement import Interest
 from sdstore.participant.events import DriverError
 from sdstore.participant.persistence import MemoryPersistence
 from sdstore.sds.codec import decode
-from sdstore.sds.effects import Acknowledged, Lost
+from sdstore.sds.effects import Acknowledged, Lost, StoredRemotely
 from sdstore.sds.log import ParticipantLog
 from sdstore.sds.model import SHA256_MESSAGE, Dialect, HistoryEntry, Message, entry_digest
-from tests.support.chatting import SMALL, App, joined
+from tests.support.chatting import SMALL, App, InOrder, Network, joined
 from tests.support.server import RunningNode, running_node
 
 POLICY = "tests.support.refusing:Words"
@@ -96,6 +97,35 @@ def test_a_message_that_an_operator_releases_arrives_late(node: RunningNode) -> 
             await ada.until(lambda ada: Acknowledged(odd) in ada.events)
 
     run(scenario())
+
+
+def test_what_one_store_of_two_refuses_is_neither_rejected_nor_skipped(
+    node: RunningNode, tmp_path: Path
+) -> None:
+    async def scenario(urls: list[str]) -> None:
+        network = Network()
+        both: dict[str, Any] = {"draw": InOrder()}
+        async with (
+            joined(urls, "ada", **both) as ada,
+            joined(urls, "bob", network=network, **both) as bob,
+            joined(urls, "eve", **both) as eve,
+        ):
+            network.ports_down = {httpx.URL(urls[1]).port}
+            bad, _ = await asyncio.gather(ada.channel.send(b"bad"), ada.channel.send(b"good"))
+            await ada.until(lambda ada: StoredRemotely(bad) in ada.events)
+            assert not told(ada, "Rejected")
+            # She may have asked the second store before it had the message; then it came late.
+            await eve.until(lambda eve: sorted(eve.texts) == [b"bad", b"good"])
+            # The first store says that it refuses the message; the second one is silent.
+            await bob.until(lambda bob: bob.channel.status.waiting == 1)
+            await asyncio.sleep(0.5)
+            assert bob.texts == []
+            network.ports_down = set()
+            await bob.until(lambda bob: bob.texts == [b"bad", b"good"])
+            assert bob.of(Lost) == []
+
+    with running_node(tmp_path / "accepting") as other:
+        run(scenario([node.url, other.url]))
 
 
 def test_an_ordered_message_is_sent_when_a_store_has_it_and_void_when_all_refuse_it(

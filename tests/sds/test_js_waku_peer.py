@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from sdstore.sds import HistoryEntry, Kind, decode
+from sdstore.sds import HistoryEntry, Kind, Message, decode, encode
 from sdstore.sds.effects import (
     Acknowledged,
     Broadcast,
@@ -28,6 +28,22 @@ from sdstore.sds.effects import (
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.participant import Participant
 from tests.support.js_waku import JsPeer, JsWaku, js_waku
+
+
+def chain(name: str, count: int) -> list[Message]:
+    """Messages of one sender; each names the one before."""
+    return [
+        Message(
+            f"{name}-{n}",
+            CHANNEL,
+            name,
+            START_MS + n,
+            (HistoryEntry(f"{name}-{n - 1}", b"", name),) if n else (),
+            content=b"%d" % n,
+        )
+        for n in range(count)
+    ]
+
 
 E = TypeVar("E")
 START_MS = 1_763_000_000_000
@@ -378,6 +394,70 @@ def test_we_ask_for_a_message_of_js_waku_and_it_answers_at_once(js: JsWaku) -> N
     assert peer.sweep().repairs == [lost]
     ours.receive(lost)
     assert ours.delivered == peer.state().log
+
+
+def test_js_waku_delivers_before_the_causes_of_causes_and_ours_does_not(js: JsWaku) -> None:
+    """js-waku: a cause counts as available while it waits itself. Logs are equal in the end."""
+    first, second, third = map(encode, chain("carol", 3))
+    link = Link(js)
+    ours, peer = Ours(link, "ours"), js.open(CHANNEL, "js")
+    for frame in (second, third):
+        ours.receive(frame)
+        peer.receive(frame)
+    assert peer.delivered == ["carol-2"]
+    assert ours.delivered == []
+    ours.receive(first)
+    peer.receive(first)
+    assert ours.delivered == ["carol-0", "carol-1", "carol-2"]
+    # The message that waited follows at the next sweep; ours is delivered at once.
+    assert peer.delivered == ["carol-2", "carol-0"]
+    peer.sweep()
+    assert peer.delivered == ["carol-2", "carol-0", "carol-1"]
+    assert peer.state().log == ours.log()
+
+
+def test_js_waku_loses_the_second_equal_text_and_ours_counts_it_as_a_variant(js: JsWaku) -> None:
+    """js-waku's ID is a hash of the content alone; the second message even names itself as its cause."""
+    link = Link(js)
+    ours, peer = Ours(link, "ours"), js.open(CHANNEL, "js")
+    first_id, frame, _ = peer.send(b"ok")
+    ours.receive(frame)
+    ours.send(b"an answer that acknowledges")
+    peer.receive(ours.of(Broadcast)[0].frame)
+    js.clock(START_MS + 60_000)
+    second_id, second_frame, _ = peer.send(b"ok")
+    second, _ = decode(second_frame)
+    assert second_id == first_id
+    assert first_id in {entry.message_id for entry in second.causal_history}
+    ours.receive(second_frame)
+    assert ours.delivered == [first_id]
+    assert ours.participant.ignored["variant"] == 1
+    assert ours.log() == peer.state().log
+
+
+def test_js_waku_drops_a_message_whose_cause_is_lost_and_ours_delivers_it_after_the_gap(
+    js: JsWaku,
+) -> None:
+    first, second = map(encode, chain("carol", 2))
+    link = Link(js)
+    ours = Ours(link, "ours", ParticipantOptions(sync_ms=0), may_have_gaps=True)
+    peer = js.open(CHANNEL, "js", timeoutForLostMessagesMs=300_000)
+    ours.receive(second)
+    peer.receive(second)
+    link.pass_time(301_000)
+    peer.sweep()
+    assert peer.state().incoming == []
+    assert ours.of(Lost) == [Lost("carol-0")]
+    (delivery,) = ours.of(Deliver)
+    assert (delivery.message.message_id, delivery.after_gap) == ("carol-1", ("carol-0",))
+    # The lost message arrives after all. js-waku drops every later copy of its dependent.
+    for frame in (first, second):
+        ours.receive(frame)
+        peer.receive(frame)
+    peer.sweep()
+    assert peer.delivered == ["carol-0"]
+    assert ours.delivered == ["carol-1", "carol-0"]
+    assert ours.of(Deliver)[1].is_late
 
 
 # ---- departures of js-waku from the specification

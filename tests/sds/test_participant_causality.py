@@ -118,6 +118,17 @@ def test_heads_beyond_the_bound_have_their_turn_in_later_messages() -> None:
     assert named >= set(ids)
 
 
+def test_a_flood_of_heads_far_ahead_of_our_clock_displaces_itself() -> None:
+    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=0, heads_max=20))
+    honest = [f"m{number}" for number in range(4)]
+    bob.hear(*(written(each, n, sender=each) for n, each in enumerate(honest, start=1)))
+    for number in range(200):
+        bob.hear(written(f"far{number}", 2**62 + number, sender="eve"))
+    message, _ = decode(bob.say("answer"))
+    assert [entry.message_id for entry in message.causal_history][:4] == honest
+    assert len(message.causal_history) == 10
+
+
 def test_a_message_of_our_own_is_ignored_when_it_comes_back() -> None:
     ada = Device("ada")
     frame = ada.say("hello")

@@ -80,6 +80,18 @@ def test_an_int32_dialect_counts_seconds_and_stays_an_int32(dialect: Dialect) ->
     assert len(ada.log) == 4
 
 
+def test_a_peer_cannot_exhaust_the_clock() -> None:
+    for options, highest in (
+        (quiet(), 2**63 - 1),
+        (quiet(dialect=Dialect.V1, clock_ahead_ms=10**14), INT32_MAX),
+    ):
+        ada = Device("ada", options)
+        for lamport in (highest, highest - 1):
+            ada.hear(encode(Message(f"m{lamport}", CHANNEL, "eve", lamport, content=b"x")))
+        ada.say("still possible")
+        assert len(ada.log) == 3
+
+
 @pytest.mark.parametrize("message_id", ["\n\x01a", "\n", "\x12", "\x1a\x01b"])
 def test_an_id_that_version_1_cannot_name_does_not_silence_it(message_id: str) -> None:
     ada = Device("ada", ParticipantOptions(dialect=Dialect.V1, bloom=None))

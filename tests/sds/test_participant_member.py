@@ -11,6 +11,7 @@ from sdstore.sds import (
     Broadcast,
     HistoryEntry,
     Message,
+    Missing,
     OnLost,
     ParticipantOptions,
     Rank,
@@ -19,6 +20,25 @@ from sdstore.sds import (
     rank,
 )
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
+
+
+def hour_of_three(*hostile: bytes) -> int:
+    """The bytes that three participants broadcast in an hour, the last member's frames first."""
+    members = [Device(name, ParticipantOptions()) for name in ("ada", "bob", "carol")]
+    first = members[0].say("hello")
+    for member in members:
+        member.hear(*([] if member is members[0] else [first]), *hostile)
+    total = 0
+    for _ in range(3_600):
+        sent = [(member, of(Broadcast, member.wait(1))) for member in members]
+        for member, broadcasts in sent:
+            for each in broadcasts:
+                total += len(each.frame)
+                for other in members:
+                    if other is not member:
+                        other.carry_out(other.participant.receive(each.frame, other.now_ms))
+    return total
+
 
 QUIET = ParticipantOptions(bloom=None, sync_ms=0)
 
@@ -108,6 +128,20 @@ def test_a_forged_copy_that_comes_first_is_marked_and_the_message_takes_its_plac
     assert bob.order == ["first", "hello"]
 
 
+def test_a_message_of_a_higher_rank_waits_in_the_place_of_a_forged_one() -> None:
+    ada, bob = Device("ada"), Device("bob")
+    first, second, third = ada.say("first"), ada.say("second"), ada.say("third")
+    forged = changed(second, content=b"forged", causal_history=ghosts(3))
+    bob.hear(third, forged, second)
+    assert bob.texts == []
+    bob.hear(changed(second, content=b"forged again", causal_history=()))
+    bob.crash()
+    bob.hear(first)
+    assert (bob.texts, bob.status.is_synced) == (["first", "second", "third"], True)
+    bob.wait(400)
+    assert bob.status.lost == 0
+
+
 def test_what_a_forged_message_named_becomes_no_more_heads_than_the_bound() -> None:
     ada, bob = Device("ada"), Device("bob", replace(QUIET, heads_max=20))
     before = [HistoryEntry(f"m{number}", b"", "carol") for number in range(60)]
@@ -161,6 +195,72 @@ def test_a_flood_under_invented_names_displaces_itself() -> None:
     bob.hear(first)
     assert [text for text in bob.texts if text != "x"] == ["first", "second"]
     assert not any(each.after_gap for each in bob.delivered if each.message.sender_id == "ada")
+
+
+def test_a_flood_under_invented_names_leaves_room_for_those_that_are_known() -> None:
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
+    bob.hear(ada.say("zero"))
+    for number in range(200):
+        bob.hear(written(f"flood {number}", f"mallory {number}", *ghosts(1, start=number)))
+    frames = [ada.say(str(number)) for number in range(20)]
+    bob.hear(*reversed(frames))
+    assert [text for text in bob.texts if text != "x"] == ["zero", *map(str, range(20))]
+
+
+def test_a_flood_on_one_path_leaves_what_comes_by_another() -> None:
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
+    frames = [ada.say(str(number)) for number in range(20)]
+    for frame in reversed(frames[1:]):
+        bob.carry_out(bob.participant.receive(frame, NOON_MS, path="friends"))
+    for number in range(500):
+        sender = f"mallory {number % 20}"
+        each = written(f"flood {number}", sender, *ghosts(1, start=number))
+        bob.carry_out(bob.participant.receive(each, NOON_MS, path="store"))
+    bob.hear(frames[0])
+    assert [text for text in bob.texts if text != "x"] == [*map(str, range(20))]
+
+
+def test_few_messages_with_many_ghosts_displace_themselves() -> None:
+    options = replace(QUIET, missing_max=1_000)
+    ada, bob = Device("ada"), Device("bob", options)
+    frames = [ada.say(str(number)) for number in range(20)]
+    bob.hear(*reversed(frames[1:]))
+    for number in range(10):
+        bob.hear(written(f"m{number}", "mallory", *ghosts(256, start=256 * number)))
+    bob.hear(frames[0])
+    assert [text for text in bob.texts if text != "x"] == [*map(str, range(20))]
+
+
+def test_ghosts_of_sync_messages_do_not_displace_what_another_names() -> None:
+    bob = Device("bob")
+    newest = HistoryEntry("newest", b"", "ada")
+    bob.hear(encode(Message("sync", CHANNEL, "carol", NOON_MS, (newest,))))
+    for number in range(8):
+        history = ghosts(256, start=256 * number)
+        bob.hear(encode(Message(f"s{number}", CHANNEL, "mallory", NOON_MS, history)))
+    bob.effects.clear()
+    bob.wait(15)
+    named = {each.message_id for effect in of(Missing, bob.effects) for each in effect.entries}
+    assert "newest" in named
+
+
+def test_lost_ghosts_of_one_member_do_not_displace_what_another_named() -> None:
+    bob = Device("bob", replace(QUIET, lost_max=100))
+    bob.hear(written("m9", "carol"), written("m10", "carol", HistoryEntry("lost", b"", "ada")))
+    bob.wait(310)
+    bob.hear(written("m1", "mallory", *ghosts(256)))
+    bob.effects.clear()
+    bob.wait(1_000)
+    named = {each.message_id for effect in of(Missing, bob.effects) for each in effect.entries}
+    assert "lost" in named
+
+
+def test_an_hour_with_256_invented_names_costs_two_megabytes() -> None:
+    frame = written("m1", "mallory", *ghosts(256))
+    quiet, loud = hour_of_three(), hour_of_three(frame)
+    assert quiet < 1_000_000
+    assert loud <= 2_000_000
+    assert loud - quiet <= 270 * len(frame)
 
 
 def far_ahead(number: int) -> bytes:

@@ -157,6 +157,29 @@ def test_a_flood_of_orphans_displaces_itself_and_honest_messages_go_on() -> None
     assert orphans[0].after_gap == ("nothing0",)
 
 
+def test_what_is_lost_for_one_member_is_waited_for_by_the_message_of_another() -> None:
+    bob = Device("bob", quiet())
+    for sender in ("ada", "eve"):
+        bob.hear(written(f"first of {sender}", 1, sender=sender))
+    bob.hear(written("e", 5, "m", sender="eve"))
+    bob.wait(310)
+    assert bob.status.lost == 1
+    bob.hear(written("f", 6, "m", sender="eve"), written("a", 6, "m", sender="ada"))
+    assert [each.message.message_id for each in bob.delivered][2:] == ["e", "f"]
+    bob.hear(written("m", 4))
+    assert [(each.message.message_id, each.after_gap) for each in bob.delivered][4:] == [
+        ("m", ()),
+        ("a", ()),
+    ]
+    assert bob.delivered[4].is_late
+
+
+def test_what_sync_messages_name_displaces_no_message_that_waits() -> None:
+    bob = Device("bob", quiet(missing_max=5))
+    bob.hear(sync("s", *(f"m{number}" for number in range(20))), written("a", 5, "b"))
+    assert (bob.texts, bob.status.waiting, bob.status.missing) == ([], 1, 21)
+
+
 def test_a_history_beyond_the_bound_is_ignored() -> None:
     bob = Device("bob")
     bob.hear(written("m", 5, *(f"c{number}" for number in range(257))))

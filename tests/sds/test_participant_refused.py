@@ -8,6 +8,7 @@ from sdstore.sds import (
     Acknowledged,
     Broadcast,
     Deliver,
+    GaveUp,
     HistoryEntry,
     LocalProtocolError,
     Lost,
@@ -172,3 +173,13 @@ def test_the_largest_frame_is_sent_and_received_and_one_byte_more_is_not() -> No
     assert len(frame) == FRAME_BYTES_MAX
     bob.hear(frame)
     assert bob.texts == [content]
+
+
+def test_a_refused_message_is_neither_broadcast_again_nor_given_up() -> None:
+    ada = Device("ada", ParticipantOptions(bloom=None, sync_ms=0, sent_max=1))
+    refused = id_of(ada.say("refused"))
+    ada.carry_out(ada.participant.rejected(refused, "policy_refused"))
+    effects = ada.wait(3_600, step_s=10)
+    ada.say("next")
+    assert not of(Broadcast, effects)
+    assert refused not in [each.message_id for each in of(GaveUp, ada.effects)]

@@ -176,6 +176,16 @@ def test_a_heard_request_postpones_ours_which_comes_if_the_answer_does_not() -> 
     assert repair.requests(next_ms) == (entry("m1"),)
 
 
+def test_endless_requests_of_others_do_not_silence_ours() -> None:
+    repair = Repair("me")
+    repair.want(entry("m1"), START)
+    for now_ms in range(START, START + 600_000, 1_000):
+        repair.requested("mallory", [entry("m1")], NOTHING, now_ms)
+        if repair.requests(now_ms):
+            break
+    assert now_ms < START + (RepairOptions().postponements_max + 1) * T_MAX
+
+
 @pytest.mark.parametrize(
     ("me", "author"), [("me", ""), ("", "alice"), ("", "")], ids=["author", "me", "both"]
 )
@@ -196,6 +206,16 @@ def test_wanted_messages_are_bounded_and_room_is_used_again() -> None:
     repair.want(entry("m99"), START)
     asked = {message_id for _, message_id in drain(repair, START + T_MAX)}
     assert asked == {"m1", "m2", "m3", "m4", "m99"}
+
+
+def test_what_many_members_named_is_asked_for_within_one_bound_for_all() -> None:
+    repair = Repair("me", RepairOptions(answers_in_all=50))
+    start_ms = START // T_MAX * T_MAX
+    for number in range(200):
+        repair.want(entry(f"m{number}"), start_ms, Member("", f"ada {number % 20}"))
+    for window in (1, 2):
+        due_ms = start_ms + window * T_MAX
+        assert sum(len(repair.requests(due_ms)) for _ in range(100)) == 50
 
 
 @pytest.mark.parametrize("account", ["", "mallory"], ids=["strangers", "member"])
@@ -261,6 +281,16 @@ def test_one_requester_gets_a_bounded_number_of_answers_until_the_next_window() 
     assert repair.pending_count == per_requester + 3
     repair.requested("mallory", many[100:200], EVERYTHING, start_ms + T_MAX)
     assert repair.pending_count == 2 * per_requester + 3
+
+
+def test_many_names_of_one_requester_get_a_bounded_number_of_answers() -> None:
+    repair = Repair("me")
+    start_ms = START // T_MAX * T_MAX
+    answered = 0
+    for number in range(1_000):
+        repair.requested(f"mallory{number}", [entry(f"m{number}")], EVERYTHING, start_ms)
+        answered += len(repair.answers(start_ms + T_MAX - 1))
+    assert answered == RepairOptions().answers_in_all
 
 
 # ---- response groups

@@ -227,4 +227,52 @@ def test_an_attempt_ends_in_time_whatever_never_returns() -> None:
     assert sync.poll(START_S + 10_000) == []
 
 
+def test_a_dripping_catch_up_across_three_nonces_costs_hardly_more_than_an_undisturbed_one() -> (
+    None
+):
+    """Each answer takes its time, and the peer's nonce expires three times meanwhile."""
+
+    def bytes_of(nonces_count: int) -> int:
+        rng = random.Random(5)
+        ours, theirs = MemoryReplica(), MemoryReplica(numbered(range(4_000), "x" * 250))
+        table = Table(ours, theirs, rng)
+        table.peer.items_max = 50
+        due = [4_000 * n // (nonces_count + 1) for n in range(1, nonces_count + 1)]
+
+        def renew(_: object) -> None:
+            if due and len(ours.held) >= due[0]:
+                due.pop(0)
+                table.peer.nonce = rng.randbytes(16)
+
+        table.peer.asked = renew
+        report = table.session()
+        assert (report.outcome, report.proved, due) == (SyncOutcome.IN_SYNC, True, [])
+        assert report.entries_received == 4_000
+        return table.peer.bytes_up + table.peer.bytes_down
+
+    assert bytes_of(3) <= 1.1 * bytes_of(0)
+
+
+def test_an_interest_that_changes_all_the_time_still_leads_to_equal_sets() -> None:
+    """Every twelfth result the peer has another policy, as after a change of its interest."""
+    table = Table(
+        MemoryReplica(numbered(range(200))),
+        MemoryReplica(numbered(range(100, 300))),
+        random.Random(3),
+    )
+
+    def change(_: object) -> None:
+        table.theirs.policy = table.taken // 12
+
+    table.peer.asked = change
+    for _ in range(10):
+        report = table.session()
+        if report.outcome is SyncOutcome.IN_SYNC:
+            break
+        assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, SyncCode.OVERLOADED)
+    assert table.theirs.policy > 2
+    assert report.proved
+    assert table.ours.contents == table.theirs.contents == set(numbered(range(300)))
+
+
 # --- what ends an attempt and not the session ------------------------------------------------------

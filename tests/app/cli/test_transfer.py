@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from app.cli.demo import conversation, real_frames, running_node
 from app.cli.files import delimited
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import entry_digest
-from tests.support.cli import cli
+from tests.support.cli import cli, command
 from tests.support.federation import message
 
 # One frame an entry: a rebroadcast with another bloom filter is the same one.
@@ -99,6 +101,27 @@ def test_an_export_of_channels_that_the_store_does_not_have_is_1_and_leaves_no_f
     copy.write_bytes(FILE)
     assert cli(*typos).code == 1
     assert copy.read_bytes() == FILE
+
+
+def test_an_import_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    file, data = tmp_path / "many.ldp", tmp_path / "data"
+    items = conversation(20_000, 9)
+    file.write_bytes(b"".join(delimited(item.frame) for item in items))
+    importing = subprocess.Popen(command("import", file, "--data-dir", data))
+    marks = data / "imports"
+    deadline = time.monotonic() + 30
+    while not (marks.is_dir() and list(marks.glob("*.json"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    importing.kill()
+    importing.wait()
+    kept = entries_of(data)
+    assert 0 < kept < len(items)
+    result = cli("import", file, "--data-dir", data)
+    assert result.code == 0
+    assert "continuing behind message" in result.err
+    assert entries_of(data) == len(items)
+    assert not list(marks.glob("*.json"))
 
 
 def test_an_interrupted_import_begins_anew_where_the_database_went_back_in_time(

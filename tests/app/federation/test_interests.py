@@ -18,6 +18,7 @@ from recon.agreement import Interest
 from recon.elements import order_of_lamport
 from recon.limits import INTEREST_NAMES_MAX
 from sdstore.sync.report import SyncOutcome, SyncReport
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
     Remembered,
@@ -30,6 +31,13 @@ from tests.support.federation import (
     sync_with_peer,
 )
 from tests.support.stores import PostgresStores
+
+
+def claims_to_want_everything(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if response.HasField("interest"):
+        response.interest = EVERYTHING.encode()
+    return response
+
 
 SEED = 20_261
 EVERYTHING = Interest.make(everything=True)
@@ -124,6 +132,25 @@ def test_a_change_in_mid_session_is_followed_by_that_session(
             assert {f"m{n}" for n in range(0, 300, 2)} <= set(await held(one)) & set(
                 await held(two)
             )
+
+    run(scenario())
+
+
+def test_a_push_of_an_unwanted_channel_is_set_aside_and_a_publication_of_it_is_taken(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await two.federation.interests.set(channels("a", lamport_from=5))
+            hints = {"m3": (b"of an unwanted one",), "m7": (b"of a wanted one",)}
+            await publish(one, [message(n, c) for n in (3, 7) for c in "ab"], hints)
+            peer = InProcessPeer(two, claims_to_want_everything)
+            report = await sync(one, peer, Remembered())
+            assert report.outcome is SyncOutcome.IN_SYNC
+            assert (report.entries_sent, report.entries_refused) == (1, 3)
+            assert {key[:2] for key in await holdings(two)} == {("a", "m7")}
+            await publish(two, [message(9, "b")])
+            assert await held(two) == {"m7", "m9"}
 
     run(scenario())
 

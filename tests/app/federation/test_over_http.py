@@ -16,8 +16,15 @@ from app.access.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
+from tests.support.cli import http_server
 from tests.support.federation import message
-from tests.support.server import running_node
+from tests.support.server import RunningNode, running_node
+
+
+def peers_of(node: RunningNode) -> dict[str, dict[str, Any]]:
+    """Documents of a node's peers by URL."""
+    return {each["url"]: each for each in node.http.get("/v1/peers").json()["peers"]}
+
 
 WAIT_SECONDS_MAX = 60
 examples = count()
@@ -99,6 +106,25 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_dead_and_a_lying_peer_delay_nobody(tmp_path: Path) -> None:
+    with (
+        http_server(200, b"no store") as liar,
+        running_node(tmp_path / "healthy") as healthy,
+        running_node(
+            tmp_path / "node",
+            peers=["http://127.0.0.1:9", liar, healthy.url],
+            sync_interval_s=0.1,
+        ) as node,
+    ):
+        for number in range(3):  # each message needs a later sync than the one before
+            healthy.publish(message(number))
+            until(lambda number=number: node.http.get(f"/v1/messages/m{number}").is_success)
+        until(lambda: peers_of(node)["http://127.0.0.1:9"]["failures"] > 1)
+        expected = {"http://127.0.0.1:9": "unreachable", liar: "failing", healthy.url: "healthy"}
+        # A message is here before the session that brought it has ended.
+        until(lambda: {url: peer["state"] for url, peer in peers_of(node).items()} == expected)
 
 
 def test_a_node_that_others_can_reach_connects_to_no_private_address(tmp_path: Path) -> None:

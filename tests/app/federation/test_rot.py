@@ -12,6 +12,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from app.entries import NewEntry
 from app.server.limits import DEFAULT_LIMITS
 from app.store.store import Store
@@ -21,6 +23,9 @@ from tests.app.store.test_frames import KEYS, conversation
 from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
 from tests.support.stores import BYTES_MAX, entry_of
+
+SLOW_SECONDS = 60.0
+
 
 NODES = 3
 FAST_SECONDS = 6.0
@@ -248,3 +253,8 @@ def test_a_sync_that_is_asked_for_fetches_what_the_peer_had_lost_and_has_again(
         publish(rotten, [entries[2]])
         second = sync(follower, rotten)
         assert (second["set_aside_count"], second["entries_received"]) == (0, 1)
+
+
+@pytest.mark.slow
+def test_federations_that_rot_for_a_minute_are_whole_again(tmp_path: Path) -> None:
+    run_for(tmp_path, SLOW_SECONDS)

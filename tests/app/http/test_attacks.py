@@ -13,21 +13,28 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import zstandard
 
+from app.access.callers import Scope
+from app.access.tokens import TokenFile
 from app.server.connection import LINGER_BYTES_MAX
 from app.server.limits import DEFAULT_LIMITS as LIMITS
+from bench.frame_workloads import small_frames
 from recon.limits import PROTOCOL_VERSION
-from sdstore.sds.codec import encode
+from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2 as recon_wire
 from sdstore.wire import store_pb2 as wire
 from tests.support.attacked import (
+    KNOWN_ID,
     MEMORY_MIB_MAX,
     Attacked,
     attack_with,
@@ -348,6 +355,46 @@ def test_pages_asked_for_by_the_hundred_delay_no_look_up(node: Attacked, window_
     endure(node, [], window_s)
     for connection in (pipelined, *others):
         connection.close()
+
+
+@durations
+@pytest.mark.parametrize("what", ["hints", "ancestors", "order"])
+def test_a_limited_token_that_asks_and_publishes_without_end_delays_nobody(
+    data_dir: Path, what: str, window_s: float
+) -> None:
+    """Hints of its own messages, ancestors of the newest of a channel, and orders of ever other writers."""
+    channel = decode(next(small_frames(1)))[0].channel_id
+    _, token = TokenFile(data_dir / "tokens.json").create(
+        scopes=[Scope.READ, Scope.PUBLISH], channels=[channel, "spam"]
+    )
+    head = f"host: localhost\r\nauthorization: Bearer {token}\r\n"
+    path = quote(channel, safe="")
+
+    def request(number: int) -> bytes:
+        if what == "order":
+            line = f"GET /v1/channels/{path}/order?indexer=w{number} HTTP/1.1"
+            return f"{line}\r\n{head}\r\n".encode()
+        if what == "ancestors":
+            line = f"GET /v1/messages/{KNOWN_ID}/ancestors?limit=1000 HTTP/1.1"
+            return f"{line}\r\n{head}\r\n".encode()
+        hints = "".join(f"retrieval-hint: {number:08x}{each:02x}\r\n" for each in range(16))
+        frame = encode(Message("spam", "spam", lamport_timestamp=1, content=b"spam"))
+        size = f"content-type: application/x-protobuf\r\ncontent-length: {len(frame)}\r\n"
+        return f"POST /v1/messages HTTP/1.1\r\n{head}{hints}{size}\r\n".encode() + frame
+
+    numbers = count()
+    answers: Counter[bytes] = Counter()
+
+    def attack(connection: socket.socket) -> None:
+        while not node.stopped.is_set():
+            connection.sendall(b"".join(request(next(numbers)) for _ in range(16)))
+            answers[connection.recv(1 << 20)[:12]] += 1
+
+    with attacked_node(data_dir) as node:
+        honest_waits(node, 0.1)
+        endure(node, [again_and_again(node, attack)] * 16, window_s)
+    print(answers.most_common(5))
+    assert any(each.startswith(b"HTTP/1.1 2") for each in answers), answers.most_common(5)
 
 
 # --- framing --------------------------------------------------------------------------------------

@@ -456,6 +456,18 @@ def test_a_limited_caller_gets_the_pages_of_a_store_with_its_channels_alone(
     assert sorted(each for ids, _ in alone for each in ids) == [f"mine {n}" for n in range(4)]
 
 
+def test_a_caller_without_channels_is_not_told_that_a_hint_or_a_feed_goes_on(
+    pair: tuple[RunningNode, RunningNode],
+) -> None:
+    _, crowded = pair
+    headers = {"x-caller": "limited by prefix to nothing"}
+    hint = crowded.http.get(f"/v1/hints/{HINT.hex()}?limit=1", headers=headers).json()
+    assert (hint["messages"], hint["next"]) == ([], None)
+    feed = crowded.http.get("/v1/feed", headers=headers).json()
+    again = crowded.http.get(f"/v1/feed?after={feed['next']}", headers=headers).json()
+    assert (feed["messages"], again["messages"], again["next"]) == ([], [], feed["next"])
+
+
 def test_no_cursor_shows_what_has_arrived(pair: tuple[RunningNode, RunningNode]) -> None:
     _, crowded = pair
     paths = (
@@ -469,6 +481,13 @@ def test_no_cursor_shows_what_has_arrived(pair: tuple[RunningNode, RunningNode])
         assert not any(name in shown(token.encode()) for name in (b"arrival", b"hint", b"log")), (
             path
         )
+
+
+def test_a_limited_caller_is_not_told_how_much_of_the_store_is_lost_or_checked(
+    node: RunningNode,
+) -> None:
+    assert "content" in node.http.get("/v1/info").json()
+    assert "content" not in node.http.get("/v1/info", headers={"x-caller": "limited"}).json()
 
 
 def test_an_offer_is_answered_alike_whether_its_message_is_in_another_channel_or_nowhere(

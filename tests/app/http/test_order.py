@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from app.server.limits import DEFAULT_LIMITS
 from sdstore.ordering import Ordering, Roles
 from sdstore.sds.codec import encode
 from sdstore.sds.model import (
+    SHA256_MESSAGE,
     Dialect,
     HistoryEntry,
     Message,
     entry_digest,
+    message_id_layout,
 )
 from sdstore.wire import store_pb2 as wire
 from tests.app.http.test_lost_content import harm_frame
@@ -29,6 +32,17 @@ from tests.app.store.test_frames import cut
 from tests.ordering.graphs import Sent, graph, random_graph
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
 from tests.support.stores import Stores, taken_back
+
+
+def versions_of(written: Message) -> list[Message]:
+    """A message and copies of it; the ID of the last one is the hash of its content."""
+    return [
+        written,
+        replace(written, causal_history=(HistoryEntry("ghost", b"", "m"),)),
+        replace(written, sender_id="mallory"),
+        replace(written, content=message_id_layout(written)),
+    ]
+
 
 CHANNEL = "garden/1"
 PATH = "/v1/channels/order"
@@ -247,6 +261,24 @@ def test_of_two_messages_with_one_id_the_first_is_ordered_and_nothing_more_is_co
     assert found["items"][1]["digest"] == first["digest"]
     [breach] = found["breaches"]
     assert (breach["kind"], breach["message_id"]) == ("variant", "b0")
+
+
+def test_copies_of_indexers_messages_that_their_ids_disprove_are_no_breach_in_any_arrival(
+    node: RunningNode,
+) -> None:
+    for arrival in permutations(range(4)):
+        channel_id = f"copies {arrival}"
+        previous: tuple[HistoryEntry, ...] = ()
+        for number in range(2):
+            written = Message("", channel_id, "a", number, previous, content=b"%d" % number)
+            written = replace(written, message_id=SHA256_MESSAGE.make(written))
+            versions = versions_of(written)
+            for at in arrival:
+                assert node.publish(versions[at]).status_code == 201
+            previous = (HistoryEntry(written.message_id, b"", "a"),)
+        found = page(node, {"channel_id": channel_id, "indexer": ["a"]})
+        assert (found["confirmed_count"], found["breaches"]) == (2, []), arrival
+        assert (found["tail_count"], found["waiting_count"], found["missing"]) == (0, 0, [])
 
 
 CHAIN_ITEMS = [{"message_id": each.message_id} for each in CHAIN]

@@ -133,6 +133,43 @@ ODD_FILES = {
 
 
 @pytest.mark.parametrize("odd", ODD_FILES.values(), ids=list(ODD_FILES))
+def test_a_revoked_stream_ends_within_a_second_also_after_the_file_was_odd_for_a_moment(
+    tmp_path: Path, odd: bytes
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    token, text = file.create(scopes=[Scope.READ])
+    headers = {"authorization": f"Bearer {text}"}
+
+    def is_served() -> bool:
+        try:
+            return node.http.get("/v1/channels", headers=headers).is_success
+        except httpx.RemoteProtocolError:  # a withdrawal ends requests under way
+            return False
+
+    def wait_for(is_known: bool) -> None:
+        ends_s = time.monotonic() + 10
+        while is_served() is not is_known:
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+
+    with running_node(tmp_path, trust_loopback=False) as node:
+        good = file.path.read_bytes()
+        file.path.write_bytes(odd)
+        wait_for(is_known=False)
+        time.sleep(2 * HOLDS_AFTER_S)  # whoever looks at the file has seen it
+        file.path.write_bytes(good)
+        wait_for(is_known=True)
+        timeout = httpx.Timeout(10, read=STOPS_WITHIN_S + 1)  # a loaded machine
+        with node.http.stream("GET", "/v1/live", headers=headers, timeout=timeout) as stream:
+            chunks = stream.iter_raw()
+            assert next(chunks)
+            file.revoke(token.token_id)
+            with pytest.raises(httpx.HTTPError) as ended:
+                list(chunks)
+            assert not isinstance(ended.value, httpx.ReadTimeout), "the revoked stream goes on"
+
+
+@pytest.mark.parametrize("odd", ODD_FILES.values(), ids=list(ODD_FILES))
 def test_while_the_tokens_cannot_be_read_each_is_refused_with_503_and_the_node_is_not_ready(
     tmp_path: Path, odd: bytes
 ) -> None:
