@@ -151,6 +151,8 @@ def copy_rows(path: Path, copy: Path) -> set[str]:
     """
     require_current(path)
     prepare_file(copy)
+    if not _has_schema(path):
+        _restore_schema(path, copy)
     incomplete: set[str] = set()
     with (
         closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as old,
@@ -177,6 +179,42 @@ def copy_rows(path: Path, copy: Path) -> set[str]:
             except sqlite3.IntegrityError:  # rows that are wrong: two of one name
                 incomplete.add(name)
     return incomplete
+
+
+def _has_schema(path: Path) -> bool:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as old:
+        try:
+            old.execute("SELECT * FROM sqlite_schema").fetchall()
+        except SQLITE_FAULTS:
+            return False
+    return True
+
+
+_FILE_HEADER_BYTES = 100
+_INTERIOR_TABLE = 5  # the type of a b-tree page (https://www.sqlite.org/fileformat2.html)
+
+
+def _restore_schema(path: Path, fresh: Path) -> None:
+    """Write the leaf pages of the schema of an undamaged store over those of a damaged one.
+
+    Without its schema nothing of a file can be read. All our files have theirs on the same pages and the same
+    roots, because a migration makes them before any row. Where the first page shows another tree, the file
+    stays as it is.
+    """
+    with closing(sqlite3.connect(fresh)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    whole = fresh.read_bytes()
+    page_bytes = int.from_bytes(whole[16:18])
+    tree = whole[_FILE_HEADER_BYTES:page_bytes]
+    with path.open("r+b") as damaged:
+        if damaged.read(page_bytes)[_FILE_HEADER_BYTES:] != tree or tree[0] != _INTERIOR_TABLE:
+            return
+        cells = [int.from_bytes(tree[12 + 2 * n :][:2]) for n in range(int.from_bytes(tree[3:5]))]
+        leaves = [int.from_bytes(whole[at : at + 4]) for at in cells]
+        for number in (*leaves, int.from_bytes(tree[8:12])):
+            start = (number - 1) * page_bytes
+            damaged.seek(start)
+            damaged.write(whole[start : start + page_bytes])
 
 
 def _copy_table(old: sqlite3.Connection, new: sqlite3.Connection, table: Table) -> bool:

@@ -237,6 +237,19 @@ def flip_pages(path: Path, world: random.Random, share: float) -> None:
     path.write_bytes(data)
 
 
+def test_a_store_whose_schema_is_damaged_loses_nothing(full: Whole, tmp_path: Path) -> None:
+    path = tmp_path / "sdstore.db"
+    shutil.copyfile(full.path, path)
+    size, data = page_bytes(path), bytearray(path.read_bytes())
+    last_leaf = int.from_bytes(data[108:112])
+    data[(last_leaf - 1) * size : last_leaf * size] = random.Random(1).randbytes(size)
+    path.write_bytes(data)
+    result = cli("reindex", "--database", f"sqlite:///{path}")
+    assert result.code == 0, result.err
+    assert check(path).code == 0
+    assert content_of(path) == content_of(full.path)
+
+
 @pytest.mark.parametrize("number", range(RECOVERIES))
 def test_a_store_with_damaged_pages_is_rebuilt_and_a_sync_brings_back_the_rest(
     full: Whole, tmp_path: Path, number: int

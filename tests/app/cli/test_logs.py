@@ -71,7 +71,7 @@ def test_a_change_of_state_is_one_line_with_the_time_and_its_zone(
     assert at.utcoffset() is not None
     assert abs(datetime.now(UTC) - at) < timedelta(seconds=SECONDS_MAX)
     assert level == "warning"
-    assert rest.startswith(f"app.federation.peers: peer {DEAD} is unreachable: peer_unreachable:")
+    assert rest.startswith(f"app.federation.peer: peer {DEAD} is unreachable: peer_unreachable:")
 
 
 def test_a_hundred_thousand_refusals_leave_next_to_nothing_in_the_log(tmp_path: Path) -> None:
