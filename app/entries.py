@@ -106,7 +106,8 @@ class WriteResult(NamedTuple):
     """The outcome of writing one entry. `received_at_ms` is the arrival of the first copy.
 
     `is_mended`: the store had the entry with lost content, and now has the content again.
-    `hints_dropped`: hints that came with it and were not kept, because the entry has the most.
+    `hints_dropped`: hints that came with it and were not kept, because the entry has the most. `is_retired`:
+    the store keeps no content of it.
     """
 
     seq: int
@@ -116,6 +117,7 @@ class WriteResult(NamedTuple):
     new_claims: tuple[NewClaim, ...] = ()
     is_mended: bool = False
     hints_dropped: int = 0
+    is_retired: bool = False
 
 
 class Outcome(NamedTuple):

@@ -83,6 +83,7 @@ class Code(StrEnum):
     DISK_FULL = "disk_full"
     STORE_UNAVAILABLE = "store_unavailable"
     CONTENT_LOST = "content_lost"
+    RETIRED = "retired"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -386,6 +387,11 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
             "The node asks its peers for it. Publishing, an import or a restore also repairs "
             "it. Other messages are not affected."
         ),
+    ),
+    Code.RETIRED: (
+        410,
+        "The message was retired",
+        "An operator or the retention dropped its content. It does not come back, also not by publishing.",
     ),
     Code.INTERNAL_ERROR: (500, "Internal error", "The node's log has the details."),
 }

@@ -37,7 +37,7 @@ from app.entries import START, Entry
 from app.errors import Code, Problem
 from app.server.limits import Limits
 from app.server.sharing import Sharing, Turns
-from app.store.entryrows import LeftOut
+from app.store.entryrows import LeftOut, Tombstone
 from app.store.store import Store
 from sdstore.ordering import Change, Ordering, OrderingError, Roles
 from sdstore.sds.codec import decode
@@ -107,6 +107,20 @@ class Taken(NamedTuple):
 
     messages_count: int
     ms: int
+
+
+def _tombstone_of(item: Entry | LeftOut, *, needs_rank: bool) -> Tombstone | None:
+    """What ordering needs of a message; None if its history is gone. The rank costs hashes of the message."""
+    if isinstance(item, LeftOut):
+        kept = item.tombstone
+        return None if kept is None or kept.causes is None else kept
+    message, _ = decode(item.frame)
+    return Tombstone(
+        message.sender_id,
+        tuple([each.message_id for each in message.causal_history]),
+        rank(message) if needs_rank else Rank.UNKNOWN,
+        is_disproved(message),
+    )
 
 
 class OrderCaller(NamedTuple):
@@ -179,15 +193,14 @@ class Order:
         is_first = first.digest == item.digest
         if is_first and first.sender_id is not None:
             return
-        message = None if isinstance(item, LeftOut) else decode(item.frame)[0]
-        if message is not None and is_disproved(message):
+        needs_rank = not is_first and first.sender_id is None
+        message = _tombstone_of(item, needs_rank=needs_rank)
+        if message is not None and message.is_disproved:
             self.lost.pop(item.digest, None)
             if is_first:
                 self.known.pop(item.message_id, None)
             return
-        if message is None or not (
-            is_first or first.sender_id is not None or rank(message) is Rank.WHOLE
-        ):
+        if message is None or (needs_rank and message.rank is not Rank.WHOLE):
             # A variant is compared when its content, and that of the first, can be read.
             self._remember(first)
             self.lost[item.digest] = None
@@ -198,11 +211,11 @@ class Order:
             self.senderless_count += not sender_id
             self._remember(Known(first.message_id, item.digest, sender_id))
         causes = []
-        for each in message.causal_history:
-            known = self.known.get(each.message_id)
+        for each in message.causes or ():
+            known = self.known.get(each)
             # One string for each ID: those of a message that waits are kept.
-            causes.append(each.message_id if known is None else known.message_id)
-            self.bytes_count += 8 if known else CAUSE_BYTES + _text_bytes(each.message_id)
+            causes.append(each if known is None else known.message_id)
+            self.bytes_count += 8 if known else CAUSE_BYTES + _text_bytes(each)
         self._note(partial(self.ordering.add, first.message_id, sender_id, causes))
 
     def _note(self, work: Callable[[], Change]) -> None:

@@ -208,7 +208,8 @@ def _claims(
         return
     columns = table.sort_by("claim_no").select(["digest", "hint", "claim_id"])
     for batch in columns.to_batches(limits.group_items_max):
-        rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        columns_of = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        rows = [row for row in columns_of if row[1]]  # retired entries have no hints
         sound = [
             (digest, hint) for digest, hint, element in rows if claim_id(digest, hint) == element
         ]

@@ -165,7 +165,7 @@ class Readable:
     caller: Caller
 
     async def find(self, message_id: str, channel_id: str | None) -> Found:
-        """The variant served under an ID; `not_found`, `content_lost`."""
+        """The variant served under an ID; `not_found`, `content_lost`, `retired`."""
         channels = self.caller.channels
         if channel_id is None and channels is not None:
             found = await self.store.entries.find_within(message_id, channels)
@@ -176,11 +176,12 @@ class Readable:
         return found
 
     async def entry(self, digest: bytes) -> Entry:
-        """The entry with a digest; `not_found`, `content_lost`."""
+        """The entry with a digest; `not_found`, `content_lost`, `retired`."""
         try:
             entry = await self.store.entries.entry(digest) if len(digest) == 32 else None
         except Problem as problem:
-            if problem.code is Code.CONTENT_LOST and self.caller.channels is not None:
+            is_gone = problem.code in (Code.CONTENT_LOST, Code.RETIRED)
+            if is_gone and self.caller.channels is not None:
                 known = await self.store.frames.left_out([digest])
                 if not self.caller.visible(known):
                     raise no_such_message() from None
@@ -195,13 +196,13 @@ class Readable:
         return {row.digest: row.frame_bytes for row in rows}
 
     async def contents(self, digests: Sequence[bytes]) -> Mapping[bytes, Entry | ContentState]:
-        """The entries with these digests, LOST for each whose content is lost."""
+        """The entries with these digests, and the reason for each whose content is gone."""
         rows = self.caller.visible(await self.store.entries.rows(digests))
         entries = await self.store.frames.entries(rows)
         found: dict[bytes, Entry | ContentState] = {entry.digest: entry for entry in entries}
         if len(entries) < len(digests):
             for left_out in self.caller.visible(await self.store.frames.left_out(digests)):
-                found.setdefault(left_out.digest, ContentState.LOST)
+                found.setdefault(left_out.digest, left_out.state)
         return found
 
     async def channels(

@@ -23,7 +23,7 @@ from app.server.limits import DEFAULT_LIMITS
 from app.server.settings import Settings
 from app.store.channelpages import ChannelInfo
 from app.store.database import StoreError, chunks
-from app.store.entryrows import MARKS_REMEMBERED_MAX, Position
+from app.store.entryrows import MARKS_REMEMBERED_MAX, ContentState, Position
 from app.store.integrity import check_structure, message_or_fault
 from app.store.recovery import Published, copy_rows, publish_rows
 from app.store.sqlite import replace_file, writing_alone
@@ -232,6 +232,8 @@ async def _check_messages(
         entries = [entry for entry in page.entries if entry.seq <= last_seq]
         left_out = [each for each in page.left_out if each.seq <= last_seq]
         for gone in left_out:
+            if gone.state is ContentState.RETIRED:
+                continue
             lost.add(gone.seq)
             digest = gone.digest.hex()
             findings.add(f"message {gone.message_id!r} ({digest}): its content is lost")

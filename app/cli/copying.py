@@ -34,6 +34,7 @@ from app.ingest.door import Door
 from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS
 from app.server.settings import Settings
+from app.store.entryrows import ContentState
 from app.store.store import Store
 from sdstore.client import AsyncStoreClient
 from sdstore.participant.backfill import Fetched
@@ -280,7 +281,11 @@ async def export_to(
                 wanted = [e for e in page.entries if _is_wanted(e.channel_id, channels)]
                 written += target.write(await _records(store, wanted, file_format))
                 messages += len(wanted)
-                damaged += [left_out.digest.hex() for left_out in page.left_out]
+                damaged += [
+                    each.digest.hex()
+                    for each in page.left_out
+                    if each.state is not ContentState.RETIRED
+                ]
                 seq = page.last_seq
                 tell(seq, total)
         lacking = max(0, wanted_count - held - messages - len(damaged)) if before else 0

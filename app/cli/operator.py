@@ -1,4 +1,4 @@
-"""Verbs of operators: token, quarantine, interests, reload."""
+"""Verbs of operators: token, quarantine, retire, interests, reload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from string import hexdigits
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -251,6 +251,73 @@ def _whole(client: StoreClient, digest: str) -> bytes:
         detail = f"{len(matching)} messages of the quarantine begin with {digest}"
         raise CliError(Exit.NO, "not_found", detail)
     return bytes.fromhex(matching[0])
+
+
+# ---- retiring
+
+ERASURE_WAIT_S = 10.0
+"""How long the verb waits until the node's files are free of the content."""
+
+
+@verbs.command()
+def retire(
+    message_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="All messages under this ID.")
+    ] = None,
+    digest: Annotated[
+        str | None,
+        typer.Option("--digest", metavar="HEX", help="This message, also before it arrives."),
+    ] = None,
+    channel: Annotated[
+        str | None, typer.Option("--channel", metavar="C", help="Only in this channel.")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Kept with the entry.")
+    ] = "",
+    with_history: Annotated[
+        bool, typer.Option("--with-history", help="Drop the IDs of its causes, too.")
+    ] = False,
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """Drop the content of messages for good.
+
+    The node answers 410 for them from then on; they come back neither by publishing nor from a peer. Peers,
+    participants, backups and snapshots that have a copy keep it.
+    """
+    if (message_id is None) == (digest is None):
+        raise CliError(Exit.USAGE, "invalid_parameter", "give an ID or --digest, one of both")
+    if not reason:
+        raise CliError(Exit.USAGE, "invalid_parameter", "say why with --reason")
+    with node_client(node) as client:
+        found = client.retire(
+            reason,
+            message_id=message_id,
+            channel_id=channel,
+            digest=None if digest is None else hex_argument(digest, "--digest"),
+            with_history=with_history,
+        )
+        until_s = monotonic() + ERASURE_WAIT_S
+        while found["erasure"] == "pending" and monotonic() < until_s:
+            sleep(0.2)
+            found = {**found, "erasure": client.retirements()["erasure"]}
+    if as_json:
+        print_json(dict(found))
+        return
+    parts = [
+        counted(found["retired"], "message", "messages") + " retired",
+        *([f"{found['already']:,} retired before"] if found["already"] else []),
+        *(["not here yet: stored without content on arrival"] if found["ahead"] else []),
+    ]
+    stdout().print("; ".join(parts), markup=False)
+    print_note(_ERASURE[found["erasure"]])
+
+
+_ERASURE = {
+    "done": "the files of the node's database no longer contain the content",
+    "pending": "a reader still keeps the content in the node's files; the node tries again each second",
+    "rewrite_needed": 'PostgreSQL keeps deleted rows: see "Erasure" in docs/operations.md',
+}
 
 
 # ---- interests and settings

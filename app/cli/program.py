@@ -46,6 +46,7 @@ MODULES = {
     "reload": "app.cli.operator",
     "token": "app.cli.operator",
     "quarantine": "app.cli.operator",
+    "retire": "app.cli.operator",
     "import": "app.cli.store",
     "export": "app.cli.store",
     "backup": "app.cli.store",

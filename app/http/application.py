@@ -39,6 +39,7 @@ ROUTERS = (
     operators.tokens_router,
     operators.settings_router,
     operators.quarantine_router,
+    operators.retirements_router,
     about.router,
 )
 SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants", "sds-filter")

@@ -142,7 +142,7 @@ async def get_message(
             absences = await call.absences([message_id], channel_id)
             raise _not_here(absences.get(message_id)) from None
         # The content of the variant with that digest may be whole.
-        if problem.code is not Code.CONTENT_LOST or digest is None:
+        if problem.code not in (Code.CONTENT_LOST, Code.RETIRED) or digest is None:
             raise
         return await _get_variant(call, message_id, channel_id, digest, None)
     if digest is not None:
@@ -174,7 +174,7 @@ async def _get_variant(
     digest: str,
     variants: Sequence[bytes] | None,
 ) -> Reply:
-    """The variant with a digest; `variants` is None if the content of the first one is lost."""
+    """The variant with a digest; `variants` is None if the content of the first one is gone."""
     entry = await call.readable.entry(hex_bytes(digest, "the digest"))
     if entry.message_id != message_id or channel_id not in (None, entry.channel_id):
         raise no_such_message()
@@ -406,7 +406,7 @@ def _key_protobuf(key: str | bytes, states: States = NO_STATES) -> wire.LookupKe
     ),
 )
 async def stream_entries(call: Reader) -> StreamedReply:
-    """One line, or length-delimited `EntryItem`, per digest and in order: the entry, `missing` or `lost`."""
+    """One line, or length-delimited `EntryItem`, per digest and in order: the entry, `missing`, `lost` or `retired`."""
     render, form = _json_line, Form.NDJSON
     if call.form is Form.PROTOBUF:
         render, form = _delimited, Form.PROTOBUF
@@ -464,6 +464,8 @@ def _delimited(digest: bytes, found: Entry | ContentState | None) -> bytes:
         item = wire.EntryItem(entry=message_protobuf(found))
     elif found is ContentState.LOST:
         item = wire.EntryItem(lost=digest)
+    elif found is ContentState.RETIRED:
+        item = wire.EntryItem(retired=digest)
     output = BytesIO()
     serialize_length_prefixed(item, output)
     return output.getvalue()

@@ -407,6 +407,22 @@ class Released(BaseModel):
     outcome: str
 
 
+class RetiredEntries(BaseModel):
+    """Entries retired now, those to be stored without content on arrival, and those retired before."""
+
+    retired: int
+    ahead: int
+    already: int
+    erasure: str = Field(description="done, pending or rewrite_needed: see docs/operations.md")
+
+
+class RetiredState(BaseModel):
+    """The number of retired entries here, and whether their content is out of the database's files."""
+
+    retired: int
+    erasure: str
+
+
 class Reloaded(BaseModel):
     """The settings that were taken over, and those that need a restart."""
 

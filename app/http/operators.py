@@ -1,4 +1,4 @@
-"""Routes for operators: access tokens, settings, the quarantine.
+"""Routes for operators: access tokens, settings, the quarantine, retiring.
 
 `app.access.tokens` keeps the tokens, and `sdstore token` changes the same file. `app.server.node` reads the
 settings again. What the policy kept apart is listed, shown, released or dropped.
@@ -12,7 +12,7 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from app.access.callers import Scope
 from app.access.tokens import HOLDS_AFTER_S, NAMES_MAX
@@ -27,6 +27,8 @@ from app.http.openapi import (
     NewToken,
     Released,
     Reloaded,
+    RetiredEntries,
+    RetiredState,
     TokenList,
     body,
     content,
@@ -135,6 +137,8 @@ quarantine_router = APIRouter(tags=["quarantine"], route_class=NodeRoute)
 
 _log = logging.getLogger(__name__)
 
+DIGEST_BYTES = 32
+
 _Limit = Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.page_items_max)]
 _AfterNumber = Annotated[int, Query(ge=0, le=2**63 - 1, description="the `next` of the last page")]
 
@@ -184,6 +188,69 @@ async def drop_quarantined(call: Operator, digest: str) -> Reply:
         await asyncio.to_thread(quarantine.drop, hex_bytes(digest, "a digest"))
     _log.info("%s dropped message %s", call.caller.name, digest.lower())
     return Reply(204, [])
+
+
+# ---- retiring
+
+retirements_router = APIRouter(tags=["retirements"], route_class=NodeRoute)
+
+
+class RetireBody(BaseModel):
+    """Entries to retire: all under an ID, in every channel or in one; or one, by its digest.
+
+    `with_history`: the IDs of its causes go too.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    message_id: _Text | None = None
+    channel_id: _Text | None = None
+    digest: str | None = None
+    reason: _Text = Field(min_length=1)
+    with_history: bool = False
+
+    @model_validator(mode="after")
+    def _names_one(self) -> RetireBody:
+        if (self.message_id is None) == (self.digest is None):
+            raise ValueError("give either message_id or digest")
+        if self.digest is not None and self.channel_id is not None:
+            raise ValueError("a digest names one entry: leave channel_id out")
+        return self
+
+
+@retirements_router.get(
+    "/v1/retirements", **documented({200: reply("The state of retired entries", RetiredState)})
+)
+async def show_retirements(call: Operator) -> Reply:
+    """How many entries are retired, and whether their content is erased."""
+    count = await call.node.store.frames.retired_count()
+    return json_only({"retired": count, "erasure": call.node.ingest.retirement.erasure})
+
+
+@retirements_router.post(
+    "/v1/retirements",
+    **documented({200: reply("Retired", RetiredEntries)}, body(content(RetireBody))),
+)
+async def retire(call: Operator, body: Annotated[RetireBody, json_body(RetireBody)]) -> Reply:
+    """Drop the content of entries for good; they stay elements of the set. Repeating it changes nothing."""
+    most = call.node.limits.retire_reason_bytes_max
+    if len(body.reason.encode()) > most:
+        raise Problem(Code.INVALID_PARAMETER, f"the reason has more than {most} bytes")
+    retirement = call.node.ingest.retirement
+    if body.digest is not None:
+        digest = hex_bytes(body.digest, "the digest")
+        if len(digest) != DIGEST_BYTES:
+            raise Problem(Code.INVALID_HEX, "a digest has 32 bytes, 64 hexadecimal digits")
+        done = await retirement.retire([digest], body.reason, with_history=body.with_history)
+        call.target = body.digest
+    else:
+        message_id = body.message_id or ""
+        done = await retirement.retire_id(
+            message_id, body.channel_id, body.reason, with_history=body.with_history
+        )
+        call.target = message_id
+    _log.info("%s retired %r: %s", call.caller.name, call.target, body.reason)
+    return json_only({**done.counts._asdict(), "erasure": done.erasure})
 
 
 def _document(held: Held) -> dict[str, object]:

@@ -650,6 +650,10 @@ def _met(relayed: Relayed) -> list[MetId]:
 def _stored(entry: NewEntry, written: Written) -> Outcome | Problem:
     if isinstance(written, Problem):
         return written
+    if written.is_retired:
+        return Problem(
+            Code.RETIRED, f"entry {entry.digest.hex()} was retired: it stays without content"
+        )
     is_stored = written.is_new or written.is_mended
     kind = OutcomeKind.STORED if is_stored else OutcomeKind.DUPLICATE
     message = entry.message

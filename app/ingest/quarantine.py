@@ -250,6 +250,15 @@ class Quarantine:
             database.execute("DELETE FROM held WHERE digest = ?", (digest,))
             database.execute("DELETE FROM told WHERE digest = ?", (digest,))
 
+    def erase(self, digests: Sequence[bytes]) -> None:
+        """Remove messages that are retired, if they are here, from the file."""
+        if not self._path.exists():
+            return
+        with self._opened() as database:
+            database.execute("PRAGMA secure_delete = ON")
+            database.executemany("DELETE FROM held WHERE digest = ?", [(each,) for each in digests])
+            database.executemany("DELETE FROM told WHERE digest = ?", [(each,) for each in digests])
+
     def drop(self, digest: bytes) -> None:
         """Delete a message, and remember it as refused. Raises Problem: `not_found`."""
         if not self._path.exists():

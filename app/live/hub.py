@@ -232,6 +232,14 @@ class LiveHub:
             self._buffer_bytes -= self._buffer.popleft().bytes_count
             self._first_number += 1
 
+    async def forget(self, digests: Sequence[bytes]) -> None:
+        """Replace messages that wait for readers by what was left of them."""
+        gone = {each.digest: each for each in await self._store.frames.left_out(digests)}
+        for number, message in enumerate(self._buffer):
+            if isinstance(message.item, Entry) and message.item.digest in gone:
+                item = gone[message.item.digest]
+                self._buffer[number] = LiveMessage(item, message.channel_id, message.bytes_count)
+
     def _announce(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -28,6 +28,7 @@ from app.ingest.prepare import Publication, Relayed, acceptable_hints
 from app.recon.index import NodeIndex
 from app.server.limits import Limits
 from app.store.arrivals import arrived_rows
+from app.store.entryrows import ContentState
 from app.store.store import Store
 from recon.agreement import Interest, SessionKey
 from recon.elements import ALL_ORDERS, U8, U64, Mask, order_of_lamport
@@ -281,8 +282,9 @@ class NodeReplica:
         ids = [each.element_id for each in elements]
         entries = {entry.digest: entry for entry in await store.entries.by_digest(ids)}
         others = [each for each in ids if each not in entries]
-        claims = {claim_id(*each): each for each in await store.claims.by_element(others)}
+        claims = await store.claims.by_element(others)
         absent = [each for each in others if each not in claims]
+        states = await store.frames.content_states(absent) if absent else {}
         hints = await store.claims.of_entries(list(entries.values()), claims_end)
         if absent:
             hints |= await store.claims.of(absent, claims_end)
@@ -290,13 +292,16 @@ class NodeReplica:
         for order, element_id in elements:
             # Set in place: a message that is given to another one is copied.
             item = Item(order=order)
-            if claim := claims.get(element_id):
+            claim = claims.get(element_id)
+            if claim is not None and claim[1]:
                 item.claim.digest, item.claim.hint = claim
             else:
                 item.id = element_id
                 entry = entries.get(element_id)
                 if entry is None:
-                    item.absent.reason = wire.LOST
+                    # Hints go with the content, so a claim on a retired entry is absent for itself.
+                    is_retired = claim or states.get(element_id) is ContentState.RETIRED
+                    item.absent.reason = wire.RETIRED if is_retired else wire.LOST
                 else:
                     item.entry.frame = entry.frame
                 if of_entry := hints.get(element_id):
@@ -344,13 +349,12 @@ class NodeReplica:
         """Claims with the orders and channels of their entries, as far as those are stored."""
         here = await self._store.entries.outlines(list({each.entry_id for each in claims}))
         held = await self._store.claims.by_element([each.element_id for each in claims])
-        held_ids = {claim_id(*each) for each in held}
         return [
             replace(
                 claim,
                 order=order_of_lamport(entry.lamport_timestamp),
                 channel_id=entry.channel_id,
-                is_held=claim.element_id in held_ids,
+                is_held=claim.element_id in held,
             )
             if (entry := here.get(claim.entry_id))
             else claim
@@ -374,7 +378,10 @@ class NodeReplica:
                 [prepared[at].content for at in part], self._source, self._way, self._who
             )
             for at, outcome in zip(part, outcomes, strict=True):
-                if isinstance(outcome, Problem):
+                if isinstance(outcome, Problem) and outcome.code is Code.RETIRED:
+                    # It is an element of this store, as of every other one.
+                    stored[at] = Stored(wire.DUPLICATE)
+                elif isinstance(outcome, Problem):
                     stored[at] = _refusal(outcome)
                 elif outcome.kind is not OutcomeKind.RELAYED:
                     is_new = outcome.kind is OutcomeKind.STORED
@@ -394,7 +401,7 @@ class NodeReplica:
 
     async def _kept(self, claims: Sequence[bytes]) -> set[bytes]:
         """Those of these claims that the store has."""
-        return {claim_id(*each) for each in await self._store.claims.by_element(claims)}
+        return set(await self._store.claims.by_element(claims))
 
     async def _commit_claims(self, claims: Sequence[Prepared]) -> list[Stored]:
         """Write claims without reading their entries, which can be large.

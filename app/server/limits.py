@@ -276,6 +276,12 @@ class Limits:
     quarantine_dropped_max: int = _bound(
         100_000, "digests", "that an operator dropped; the oldest is forgotten and judged again"
     )
+    retired_ahead_max: int = _bound(
+        100_000, "entries", "retired before they arrived: a digest of 32 bytes and a reason each"
+    )
+    retire_reason_bytes_max: int = _bound(
+        256, "bytes", "of a reason for retiring; each retired entry keeps it"
+    )
     quarantine_told_max: int = _bound(
         100_000,
         "messages",

@@ -36,6 +36,7 @@ from app.ingest.door import DiskWatermark, Door, GroupCommitter
 from app.ingest.policy import Judge, LoadedPolicy, load_policy
 from app.ingest.quarantine import FILE as QUARANTINE_FILE
 from app.ingest.quarantine import Quarantine
+from app.ingest.retirement import ERASE_EVERY_S, Retirement
 from app.live.hub import LiveHub
 from app.live.relay import Relay
 from app.mvds import MvdsEndpoint
@@ -107,6 +108,7 @@ class Ingest:
     quarantine: Quarantine
     judge: Judge | None
     policy: LoadedPolicy | None
+    retirement: Retirement
 
 
 @dataclass(slots=True)
@@ -204,6 +206,8 @@ class Node:
             if is_first:
                 await closing.enter_async_context(_index_kept(node))
             await closing.enter_async_context(node.lost_content.followed(tasks, reads_all=is_first))
+            erase = node.ingest.retirement.erase_pending
+            await closing.enter_async_context(tasks.repeating("erasure", erase, ERASE_EVERY_S))
             closing.push_async_callback(node.live.hub.close)
             closing.push_async_callback(node.federation.peers.clients.close)
             closing.push_async_callback(node.live.relay.close)
@@ -320,7 +324,14 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         store=store,
         lost_content=LostContent(store, limits),
         access=access,
-        ingest=Ingest(committer, door, quarantine, judge, policy),
+        ingest=Ingest(
+            committer,
+            door,
+            quarantine,
+            judge,
+            policy,
+            Retirement(store, committer, quarantine, hub, limits),
+        ),
         live=Live(hub, relay),
         recon=Recon(
             index,

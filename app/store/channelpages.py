@@ -251,14 +251,14 @@ class Channels:
             return Page([], None)
         count = min(limit, fitting_count(rows, bytes_max))
         taken = rows[:count]
-        entries = await self._frames.entries(taken)
+        found = await self._frames.read(taken)
         last = taken[-1]
         place = Token(last.seq, last.arrival_sum)
         after: Position = place
         if in_log_order:
             after = (last.lamport, last.message_id, last.digest.hex())
         following = None if count == len(rows) else after
-        return Page(entries, following, left_out(taken, entries), place)
+        return Page(found.entries, following, left_out(taken, found), place)
 
 
 # ---- statements

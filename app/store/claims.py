@@ -138,8 +138,8 @@ class HintClaims:
         rows = [row for _, row in found]
         count = min(limit, fitting_count(rows, self._limits.reply_bytes_max))
         resume = found[count - 1][0] if count < len(found) else candidates.resume
-        entries = await self._frames.entries(rows[:count])
-        return HintPage(entries, resume, left_out(rows[:count], entries))
+        read = await self._frames.read(rows[:count])
+        return HintPage(read.entries, resume, left_out(rows[:count], read))
 
     async def matches(self, hints: Sequence[bytes], channel_id: str | None) -> HintMatches:
         """The best candidates of each hint."""
@@ -273,7 +273,7 @@ class HintClaims:
 
     async def _published(self, seqs: Sequence[int]) -> set[tuple[int, bytes]]:
         rows = await self._database.among(claims_by_seq(self._sql), list(set(seqs)))
-        return {(seq, hint) for seq, _, hint, _ in rows}
+        return {(seq, hint) for seq, _, hint, *_ in rows}
 
     # ---- hints of entries
 
@@ -303,8 +303,8 @@ class HintClaims:
     ) -> dict[bytes, list[Claim]]:
         claims: dict[bytes, list[Claim]] = {}
         rows = await self._database.among(claims_by_seq(self._sql), list(digest_of))
-        for seq, source, hint, number in sorted(rows, key=lambda row: int(row[3])):
-            if claims_end is None or number <= claims_end:
+        for seq, source, hint, number, _ in sorted(rows, key=lambda row: int(row[3])):
+            if hint and (claims_end is None or number <= claims_end):
                 claims.setdefault(digest_of[seq], []).append(Claim(hint, ClaimSource(source)))
         return claims
 
@@ -312,13 +312,13 @@ class HintClaims:
         asked = (digest[:PREFIX_BYTES], digest)
         query = _claims_by_digest(self._sql, self._limits.hint_claims_with_peers_max)
         rows = await self._database.single(query, asked)
-        return [Claim(hint, ClaimSource(source)) for source, hint in rows]
+        return [Claim(hint, ClaimSource(source)) for source, hint in rows if hint]
 
-    async def by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """(digest, hint) of the known claim elements, in the order asked."""
+    async def by_element(self, ids: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
+        """(digest, hint) of the known claim elements. The hint on a retired entry is empty."""
         rows = await self._database.among(_claims_by_element(self._sql), prefixes(ids))
-        found = {element: (digest, hint) for element, digest, hint in rows}
-        return [found[element] for element in dict.fromkeys(ids) if element in found]
+        wanted = set(ids)
+        return {element: (digest, hint) for element, digest, hint in rows if element in wanted}
 
 
 def _parts_of(ends: dict[int, Position], parts: int, hints: int) -> list[list[Position]]:
@@ -438,10 +438,10 @@ def history_hints(sql: SqlDialect, claims_max: int) -> ManyQuery:
 
 @cache
 def claims_by_seq(sql: SqlDialect) -> ManyQuery:
-    """(seq, source, hint, claim number) of the published claims on entries."""
-    claims = published_claims
-    found = select(claims.c.seq, claims.c.source, claims.c.hint, claims.c.claim_no)
-    return sql.among(claims.c.seq, found.where)
+    """(seq, source, hint, claim number, element) of the published claims on entries."""
+    claims = published_claims.c
+    found = select(claims.seq, claims.source, claims.hint, claims.claim_no, claims.element_id)
+    return sql.among(claims.seq, found.where)
 
 
 @cache

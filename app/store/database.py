@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import (
@@ -159,6 +160,17 @@ class SqlDialect(ABC):
         """Tuples of (changed …, key)."""
 
 
+class Erasure(StrEnum):
+    """Whether content that was retired is still in the files of the database."""
+
+    DONE = "done"
+    """No file of the database contains it."""
+    PENDING = "pending"
+    """A reader keeps the old state of pages: the node tries again."""
+    REWRITE_NEEDED = "rewrite_needed"
+    """PostgreSQL overwrites deleted rows only when it writes the tables anew (docs/operations.md)."""
+
+
 class Transaction(Protocol):
     """One open write transaction, on the writer's thread."""
 
@@ -226,6 +238,10 @@ class Database(ABC):
 
         Raises `Problem` DISK_FULL or STORE_UNAVAILABLE for faults that are not the data's.
         """
+
+    @abstractmethod
+    def erase(self) -> Erasure:
+        """Have the database's files forget what was deleted and committed. Writer's thread only."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -31,6 +31,7 @@ from importlib.resources import files
 from itertools import accumulate, starmap
 from typing import Any, NamedTuple, Protocol
 
+import orjson
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -38,6 +39,7 @@ from sqlalchemy import (
     Integer,
     Select,
     bindparam,
+    exists,
     func,
     select,
 )
@@ -68,11 +70,12 @@ from app.store.schema import (
     frames,
     lost_content,
     messages,
+    retired_content,
 )
 from recon.elements import order_of_lamport
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.framecodec import FILTER_BYTES_MAX, Split, read_difference
-from sdstore.sds.model import Dialect, entry_digest, frame_hash
+from sdstore.sds.model import Dialect, Message, Rank, entry_digest, frame_hash, is_disproved, rank
 from sdstore.sds.model import frame_hash as hash_of_frame
 
 # ---- keys
@@ -134,10 +137,12 @@ class Codec(IntEnum):
     """The difference of the filter from the reference `reference_no`, then the rest as in `FILTER_LOST`."""
     FILTER_LOST = 4
     """A frame whose filter could not be read: the rest, as in `BUILT_IN` and with zstd's checksum."""
+    RETIRED = 5
+    """No frame: the `Tombstone` of a retired entry."""
 
 
 # Comparing with members of an enumeration costs a tenth of the reading of a small frame.
-_RAW_NO, _BUILT_IN_NO, _DIFFERENCE_NO, _FILTER_LOST_NO = map(int, Codec)
+_RAW_NO, _BUILT_IN_NO, _DIFFERENCE_NO, _FILTER_LOST_NO, _RETIRED_NO = map(int, Codec)
 
 
 class StoredFrame(NamedTuple):
@@ -437,6 +442,11 @@ class EntryRow(NamedTuple):
     reference_no: int | None = None
     data: bytes | None = None
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether the entry is retired, if the row has the columns of its frame."""
+        return self.codec == Codec.RETIRED
+
     def entry(self, frame: bytes, *, filter_is_lost: bool = False) -> Entry:
         """The entry of this row."""
         seq, channel_id, message_id, lamport, digest, frame_hash, number, at_ms, arrival_sum = self[
@@ -495,7 +505,8 @@ def select_entries_with_frames(joined: FromClause = _ENTRIES) -> Select[Any]:
     it is known which of them fit into the reply, so the bytes of one statement stay bounded.
     """
     small = (frames.c.seq == messages.c.seq) & (
-        func.length(frames.c.data) <= constant(SMALL_FRAME_BYTES_MAX)
+        (func.length(frames.c.data) <= constant(SMALL_FRAME_BYTES_MAX))
+        | (frames.c.codec == constant(int(Codec.RETIRED)))
     )
     return select(*_ENTRY_COLUMNS, *FRAME_COLUMNS).select_from(joined.outerjoin(frames, small))
 
@@ -516,26 +527,82 @@ def fitting_count(rows: Sequence[EntryRow], bytes_max: int) -> int:
     return max(1, sum(1 for size in sizes if size <= bytes_max))
 
 
+class Tombstone(NamedTuple):
+    """What stays of the message of a retired entry, beside the columns of its row.
+
+    `causes`: the IDs of its causal history; None if the history was dropped too, or could not be read.
+    `rank` and `is_disproved`: as of the message (`sdstore.sds.model`), whose ID nobody can verify any more.
+    """
+
+    sender_id: str
+    causes: tuple[str, ...] | None
+    rank: Rank
+    is_disproved: bool
+
+    @classmethod
+    def of(cls, message: Message | None, *, with_history: bool = False) -> Tombstone:
+        """The tombstone of a message; None for one that could not be read. `with_history` drops its causes."""
+        if message is None:
+            return cls("", None, Rank.UNKNOWN, is_disproved=False)
+        causes = tuple(dict.fromkeys(each.message_id for each in message.causal_history))
+        return cls(
+            message.sender_id,
+            None if with_history else causes,
+            rank(message),
+            is_disproved(message),
+        )
+
+    def packed(self) -> bytes:
+        """The data of the entry's frame."""
+        return orjson.dumps([*self])
+
+    @classmethod
+    def read(cls, data: bytes | None) -> Tombstone:
+        """The inverse of `packed`; damaged data have lost the history."""
+        try:
+            sender_id, causes, number, disproved = orjson.loads(data or b"")
+            names = None if causes is None else tuple(map(str, causes))
+            return cls(str(sender_id), names, Rank(number), bool(disproved))
+        except (ValueError, TypeError):
+            return cls.of(None, with_history=True)
+
+
 class LeftOut(NamedTuple):
-    """An entry that belongs to an answer but is left out, because its content is lost."""
+    """An entry that belongs to an answer but is left out, because its content is lost or retired.
+
+    `tombstone`: what is known of a retired one; None if the content is lost.
+    """
 
     seq: int
     arrival_sum: int
     channel_id: str
     message_id: str
     digest: bytes
+    tombstone: Tombstone | None = None
 
     @property
     def place(self) -> Token:
         """The entry's place in arrival order."""
         return Token(self.seq, self.arrival_sum)
 
+    @property
+    def state(self) -> ContentState:
+        """Why it is left out."""
+        return ContentState.LOST if self.tombstone is None else ContentState.RETIRED
 
-def left_out(rows: Sequence[EntryRow], entries: Iterable[Entry]) -> tuple[LeftOut, ...]:
+
+def left_out(rows: Sequence[EntryRow], found: Read) -> tuple[LeftOut, ...]:
     """The rows without an entry."""
-    read = {entry.seq for entry in entries}
+    read = {entry.seq for entry in found.entries}
     return tuple(
-        LeftOut(row.seq, row.arrival_sum, row.channel_id, row.message_id, row.digest)
+        LeftOut(
+            row.seq,
+            row.arrival_sum,
+            row.channel_id,
+            row.message_id,
+            row.digest,
+            found.tombstones.get(row.seq),
+        )
         for row in rows
         if row.seq not in read
     )
@@ -549,6 +616,8 @@ class ContentState(Enum):
 
     LOST = "lost"
     """Its frame was read twice and was wrong each time, or has no row."""
+    RETIRED = "retired"
+    """An operator or the retention dropped it."""
 
 
 class LostElement(NamedTuple):
@@ -558,6 +627,13 @@ class LostElement(NamedTuple):
     digest: bytes
     channel_no: int
     seq: int
+
+
+class Read(NamedTuple):
+    """The entries of some rows that can be read, and the tombstones of retired ones by sequence number."""
+
+    entries: list[Entry]
+    tombstones: Mapping[int, Tombstone]
 
 
 class Rechecked(NamedTuple):
@@ -570,7 +646,7 @@ class Rechecked(NamedTuple):
 class Verified(NamedTuple):
     """Frames that were read to see whether they are whole: their number, and the last sequence number.
 
-    `entries`: those with whole frames. `lost`: the sequence numbers of the others.
+    `entries`: those with whole frames. `lost`: the sequence numbers of the others, without retired ones.
     """
 
     frames_count: int
@@ -585,12 +661,13 @@ class FrameReader:
     `recheck` gets the sequence numbers of frames that could not be read, or that were read although they
     are marked as lost: the writer reads them again and marks or unmarks them. The group committer sets
     it; None where nobody writes. `lost` holds the marks that this process knows, so that most reads need
-    no query for them; the table decides.
+    no query for them; the table decides. `has_retired`: whether this process knows of a retired entry.
     """
 
     def __init__(self, database: Database) -> None:
         self.recheck: Recheck | None = None
         self.lost: set[int] = set()
+        self.has_retired = False
         self._told: set[int] = set()
         self._database = database
         self._sql = database.sql
@@ -599,7 +676,7 @@ class FrameReader:
         self._verifier = FrameUnpacker()
 
     async def entry(self, row: EntryRow) -> Entry:
-        """The entry of a row with the columns of its frame. Raises `Problem` CONTENT_LOST."""
+        """The entry of a row with the columns of its frame. Raises `Problem` CONTENT_LOST, RETIRED."""
         if not self.lost:
             # No query: the hot path of reading.
             frame = self._unpacker.unpack_at_hand(row)
@@ -607,7 +684,7 @@ class FrameReader:
                 return row.entry(frame)
         entries = await self.entries([row])
         if not entries:
-            raise content_lost(row.digest)
+            raise content_gone(row)
         return entries[0]
 
     async def entries(self, rows: Sequence[EntryRow]) -> list[Entry]:
@@ -615,6 +692,10 @@ class FrameReader:
 
         Reads the frames that the rows lack.
         """
+        return (await self.read(rows)).entries
+
+    async def read(self, rows: Sequence[EntryRow]) -> Read:
+        """As `entries`, with the tombstones of retired entries."""
         return await self._read(rows, self._unpacker)
 
     async def verify(self, after_seq: int, limit: int, bytes_max: int) -> Verified:
@@ -628,13 +709,13 @@ class FrameReader:
         rows = entry_rows(found)
         rows = rows[: fitting_count(rows, bytes_max)]
         self._verifier.forget_references()
-        entries = await self._read(rows, self._verifier)
-        read = {entry.seq for entry in entries}
+        entries, tombstones = await self._read(rows, self._verifier)
+        known = tombstones.keys() | {entry.seq for entry in entries}
         return Verified(
-            len(rows), rows[-1].seq, entries, [row.seq for row in rows if row.seq not in read]
+            len(rows), rows[-1].seq, entries, [row.seq for row in rows if row.seq not in known]
         )
 
-    async def _read(self, rows: Sequence[EntryRow], unpacker: FrameUnpacker) -> list[Entry]:
+    async def _read(self, rows: Sequence[EntryRow], unpacker: FrameUnpacker) -> Read:
         """The entries that can be read; brings the marks of lost content up to date."""
         packed: Sequence[Packed] = rows
         if absent := [row.seq for row in rows if row.codec is None]:
@@ -646,17 +727,24 @@ class FrameReader:
                 else row
                 for row in rows
             ]
+        tombstones = {
+            each.seq: Tombstone.read(each.data) for each in packed if each.codec == _RETIRED_NO
+        }
+        if tombstones:
+            packed = [each for each in packed if each.seq not in tombstones]
+            rows = [row for row in rows if row.seq not in tombstones]
         whole, without_filter = unpacked = await self._unpack(unpacker, packed)
         if len(whole) < len(rows) or self.lost:
             await self._settle(rows, unpacked)
         stripped = {each.seq for each in packed if each.codec == Codec.FILTER_LOST}
-        return [
+        entries = [
             row.entry(whole[row.seq], filter_is_lost=row.seq in stripped)
             if row.seq in whole
             else row.entry(without_filter[row.seq], filter_is_lost=True)
             for row in rows
             if row.seq in whole or row.seq in without_filter
         ]
+        return Read(entries, tombstones)
 
     async def _unpack(self, unpacker: FrameUnpacker, packed: Sequence[Packed]) -> Unpacked:
         unpacking = unpacker.unpack(packed)
@@ -728,23 +816,37 @@ class FrameReader:
         return int(count)
 
     async def left_out(self, digests: Sequence[bytes]) -> list[LeftOut]:
-        """Those of these entries whose content is lost."""
-        rows = await self._database.among(_lost_by_digest(self._sql), prefixes(digests))
+        """Those of these entries whose content is lost or retired."""
         wanted = set(digests)
-        return [lost for lost in starmap(LeftOut, rows) if lost.digest in wanted]
+        lost = await self._database.among(_lost_by_digest(self._sql), prefixes(digests))
+        retired = await self._database.among(_retired_entries(self._sql), list(wanted))
+        found = [LeftOut(*row) for row in lost]
+        found += [LeftOut(*row)._replace(tombstone=Tombstone.read(row[-1])) for row in retired]
+        return [each for each in found if each.digest in wanted]
 
     async def content_states(self, digests: Sequence[bytes]) -> dict[bytes, ContentState]:
         """The known entries among these that cannot be served, each with the reason.
 
         Call it after `Lookups.by_digest`, which leaves them out.
         """
-        return {each.digest: ContentState.LOST for each in await self.left_out(digests)}
+        return {each.digest: each.state for each in await self.left_out(digests)}
 
     async def follow_marks(self) -> int:
         """Learn what other processes marked as lost; returns the number of lost entries."""
+        ((self.has_retired,),) = await self._database.rows(_has_retired(self._sql))
         marked = await self.lost_elements(MARKS_REMEMBERED_MAX)
         self.lost = {each.seq for each in marked}
         return len(marked) if len(marked) < MARKS_REMEMBERED_MAX else await self.lost_count()
+
+    async def retired_among(self, digests: Sequence[bytes]) -> set[bytes]:
+        """The retired ones of these entries; also those that have not arrived."""
+        rows = await self._database.among(retired_among(self._sql), list(set(digests)))
+        return {digest for (digest,) in rows}
+
+    async def retired_count(self) -> int:
+        """The number of retired entries."""
+        ((count,),) = await self._database.rows(_retired_count(self._sql))
+        return int(count)
 
     async def retry_lost(self, after_seq: int, limit: int) -> int:
         """Read lost frames again, in turn; returns the place for the next call.
@@ -763,6 +865,16 @@ def content_lost(digest: bytes) -> Problem:
         Code.CONTENT_LOST,
         f"the stored frame of entry {digest.hex()} cannot be read; publish it again or sync with a "
         f"node that has it (`sdstore check --deep` lists all such)",
+    )
+
+
+def content_gone(row: EntryRow) -> Problem:
+    """The refusal to serve an entry without content, by its row with the columns of its frame."""
+    if not row.is_retired:
+        return content_lost(row.digest)
+    return Problem(
+        Code.RETIRED,
+        f"entry {row.digest.hex()} was retired: this node dropped its content on purpose",
     )
 
 
@@ -836,6 +948,39 @@ def _lost_by_digest(sql: SqlDialect) -> ManyQuery:
     known = known.join_from(messages, lost_content, lost_content.c.seq == messages.c.seq)
     known = known.join(channels, channels.c.channel_no == messages.c.channel_no)
     return sql.among(messages.c.digest_prefix, known.where)
+
+
+@cache
+def retired_among(sql: SqlDialect) -> ManyQuery:
+    """The retired ones of many digests."""
+    return sql.among(retired_content.c.digest, select(retired_content.c.digest).where)
+
+
+@cache
+def _has_retired(sql: SqlDialect) -> Query:
+    return sql.query(select(exists(select(retired_content.c.digest))))
+
+
+@cache
+def _retired_count(sql: SqlDialect) -> Query:
+    here = retired_content.c.seq.is_not(None)
+    return sql.query(select(func.count()).select_from(retired_content).where(here))
+
+
+@cache
+def _retired_entries(sql: SqlDialect) -> ManyQuery:
+    """`LeftOut`s of retired entries, with the data of their tombstones, by digest."""
+    known = select(
+        messages.c.seq,
+        messages.c.arrival_sum,
+        channels.c.channel_id,
+        messages.c.message_id,
+        messages.c.digest,
+        frames.c.data,
+    )
+    known = known.join_from(messages, retired_content, retired_content.c.seq == messages.c.seq)
+    known = known.join(channels, IN_CHANNELS).join(frames, frames.c.seq == messages.c.seq)
+    return sql.among(retired_content.c.digest, known.where)
 
 
 @cache

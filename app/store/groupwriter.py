@@ -11,8 +11,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -37,6 +38,7 @@ from app.entries import (
     Watermark,
     WriteResult,
 )
+from app.errors import Code, Problem
 from app.server.limits import Limits
 from app.store.arrivals import (
     ArrivalChain,
@@ -68,10 +70,12 @@ from app.store.entryrows import (
     Rechecked,
     ReferenceRow,
     StoredFrame,
+    Tombstone,
     Unpacked,
     prefixes,
     reference_filter,
     rest_data,
+    retired_among,
     stored_references,
 )
 from app.store.histories import Reference, ReferenceWriter
@@ -84,8 +88,10 @@ from app.store.schema import (
     messages,
     missing_references,
     published_claims,
+    retired_content,
     watermark,
 )
+from sdstore.sds.codec import decode
 from sdstore.sds.framecodec import (
     FILTER_BYTES_MIN,
     REFERENCES_MAX,
@@ -94,7 +100,7 @@ from sdstore.sds.framecodec import (
     difference,
     split,
 )
-from sdstore.sds.model import claim_id, frame_hash
+from sdstore.sds.model import HistoryEntry, Message, claim_id, frame_hash
 
 # ---- frames
 
@@ -271,7 +277,9 @@ def read_frames(
     known: Mapping[bytes, bytes] | None = None,
 ) -> tuple[Unpacked, dict[int, PackedFrame]]:
     """The frames of entries, and the rows of those that are not whole, by sequence number."""
-    packed = [PackedFrame(*row) for row in transaction.among(_held_frames(sql), seqs)]
+    # A retired entry has no frame, so none that could be damaged.
+    rows_here = transaction.among(_held_frames(sql), seqs)
+    packed = [each for each in starmap(PackedFrame, rows_here) if each.codec != Codec.RETIRED]
     asking: Generator[list[int], list[ReferenceRow], Unpacked] = unpacker.unpack(packed, known)
     try:
         numbers = next(asking)
@@ -330,7 +338,26 @@ CHANNEL_NUMBERS_MAX = 65_536
 FRAMES_PER_READ = 256
 """Stored frames that are read at a time to see whether they are whole."""
 
+RETIRED_HINT = b""
+"""In place of the hint of a claim on a retired entry; nobody can publish it."""
+
 _log = logging.getLogger(__name__)
+
+
+class Retiring(NamedTuple):
+    """Entries to retire, by digest. `with_history`: the IDs of their causes go too."""
+
+    digests: Sequence[bytes]
+    reason: str
+    with_history: bool = False
+
+
+class Retired(NamedTuple):
+    """Counts of entries: retired now, to be retired on arrival, and retired before."""
+
+    retired: int
+    ahead: int
+    already: int
 
 
 class _Numbers(NamedTuple):
@@ -344,6 +371,7 @@ class _Numbers(NamedTuple):
     last_channel_no: int
     has_missing: bool
     has_lost: bool
+    has_retired: bool
 
 
 @dataclass(slots=True)
@@ -355,11 +383,14 @@ class Group:
     last_channel_no: int
     has_missing: bool
     has_lost: bool
+    has_retired: bool
     received_at_ms: int
     known: dict[bytes, WriteResult] = field(default_factory=dict)
     channel_numbers: dict[str, int] = field(default_factory=dict)
     written: list[tuple[NewEntry, WriteResult]] = field(default_factory=list)
     mended: set[int] = field(default_factory=set)
+    retired: set[bytes] = field(default_factory=set)  # digests, also of entries that arrive now
+    tombstones: list[tuple[int, Tombstone]] = field(default_factory=list)
     dropped: dict[bytes, set[bytes]] = field(
         default_factory=dict
     )  # hints beyond the most, by digest
@@ -406,8 +437,10 @@ class GroupWriter:
         try:
             with self._database.transaction() as transaction:
                 group = self._begin(transaction)
-                self._find_known(transaction, group, {entry.digest for entry in entries})
+                digests = {entry.digest for entry in entries}
+                self._find_known(transaction, group, digests)
                 self._number_channels(transaction, group, entries, met)
+                self._find_retired(transaction, group, group.known.keys() | digests)
                 results = self._decide_all(group, entries)
                 mended = self._mend(transaction, group, entries)
                 self._insert(transaction, group, mended)
@@ -456,6 +489,68 @@ class GroupWriter:
             self._unmark(transaction, marked - lost)
         return Rechecked(frozenset(lost), frozenset(seqs) - lost)
 
+    def retire(self, found: Retiring) -> Retired:
+        """Drop the content of entries. One transaction; entries that are retired already are skipped.
+
+        Their frames, lost marks and the hints of their claims go; rows, claim elements and, unless
+        `with_history`, the IDs of their causes stay. Raises as `write`.
+        """
+        with self._database.transaction() as transaction:
+            group = self._begin(transaction)
+            self._find_known(transaction, group, {*found.digests})
+            self._find_retired(transaction, group, {*found.digests})
+            new = [each for each in dict.fromkeys(found.digests) if each not in group.retired]
+            seqs = {each: group.known[each].seq for each in new if each in group.known}
+            if len(new) > len(seqs):
+                self._require_room(transaction, len(new) - len(seqs))
+            now_ms = self._now_ms()
+            transaction.many(
+                self._sql.insert(retired_content),
+                [(each, seqs.get(each), now_ms, found.reason) for each in new],
+            )
+            for part in chunks(list(seqs.values()), FRAMES_PER_READ):
+                self._drop_content(transaction, part, with_history=found.with_history)
+            self._frames.forget()
+        return Retired(len(seqs), len(new) - len(seqs), len(found.digests) - len(new))
+
+    def _require_room(self, transaction: Transaction, new_count: int) -> None:
+        [(count,)] = transaction.rows(_ahead_count(self._sql))
+        most = self._limits.retired_ahead_max
+        if count + new_count > most:
+            raise Problem(
+                Code.TOO_MANY_ITEMS,
+                f"{count:,} entries are retired that have not arrived, and {new_count:,} more are too many: "
+                f"at most {most:,}",
+            )
+
+    def _drop_content(
+        self, transaction: Transaction, seqs: Sequence[int], *, with_history: bool
+    ) -> None:
+        self._unpacker.forget_references()
+        found, _ = read_frames(transaction, self._sql, self._unpacker, seqs)
+        here = found.without_filter | found.whole
+        rows = [(seq,) for seq in seqs]
+        self._unmark(transaction, seqs)
+        transaction.many(self._sql.delete_each(frames, "seq"), rows)
+        tombstones = [
+            (
+                seq,
+                Tombstone.of(
+                    decode(here[seq])[0] if seq in here else None, with_history=with_history
+                ),
+            )
+            for seq in seqs
+        ]
+        self._write_tombstones(transaction, tombstones)
+        transaction.many(
+            self._sql.update_each(messages, "seq", "frame_bytes"), [(0, seq) for seq in seqs]
+        )
+        claims = transaction.among(claims_by_seq(self._sql), seqs)
+        gone = [(self._keys.of_bytes(RETIRED_HINT), RETIRED_HINT, each[3]) for each in claims]
+        transaction.many(
+            self._sql.update_each(published_claims, "claim_no", "hint_key", "hint"), gone
+        )
+
     def write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> int:
         """Write hint claims on known entries, each with its entry's digest; returns the number of new ones.
 
@@ -464,6 +559,7 @@ class GroupWriter:
         with self._database.transaction() as transaction:
             group = self._begin(transaction)
             self._find_known(transaction, group, {digest for digest, _ in claims})
+            self._find_retired(transaction, group, group.known.keys())
             wanted = _wanted_claims(each for each in claims if each[0] in group.known)
             written = self._write_claims(transaction, group, wanted, wanted.keys())
             self._move_watermark(transaction, group)
@@ -488,6 +584,7 @@ class GroupWriter:
             numbers.last_channel_no,
             bool(numbers.has_missing),
             bool(numbers.has_lost),
+            bool(numbers.has_retired),
             self._now_ms(),
         )
 
@@ -515,6 +612,16 @@ class GroupWriter:
         for digest, seq, channel_no, at_ms in rows:
             if digest in wanted:
                 group.known[digest] = WriteResult(seq, channel_no, at_ms, is_new=False)
+
+    def _find_retired(
+        self, transaction: Transaction, group: Group, digests: AbstractSet[bytes]
+    ) -> None:
+        """Mark the retired ones among the known entries and those that arrive now."""
+        if group.has_retired:
+            found = transaction.among(retired_among(self._sql), sorted(digests))
+            group.retired = {digest for (digest,) in found}
+            for digest in group.retired & group.known.keys():
+                group.known[digest] = group.known[digest]._replace(is_retired=True)
 
     def _number_channels(
         self,
@@ -546,6 +653,11 @@ class GroupWriter:
             last_seq += 1
             channel_no = group.channel_numbers[entry.message.channel_id]
             result = WriteResult(last_seq, channel_no, group.received_at_ms, is_new=True)
+            if entry.digest in group.retired:
+                result = result._replace(is_retired=True)
+                tombstone = Tombstone.of(entry.message)
+                group.tombstones.append((last_seq, tombstone))
+                entry = entry._replace(message=_without_content(entry.message))
             results.append(result)
             group.written.append((entry, result))
             group.known[entry.digest] = result
@@ -583,7 +695,7 @@ class GroupWriter:
         held: dict[int, tuple[NewEntry, WriteResult]] = {}
         for entry in entries:
             known = group.known[entry.digest]
-            if not known.is_new:
+            if not (known.is_new or known.is_retired):
                 held.setdefault(known.seq, (entry, known))
         if not held:
             return []
@@ -619,10 +731,24 @@ class GroupWriter:
         group.watermark = group.watermark._replace(entries=last_of(before, seqs, sums))
         rows = [self._message_row(*each, at) for each, at in zip(group.written, sums, strict=True)]
         transaction.many(self._sql.insert(messages), rows)
-        self._frames.write(transaction, [*group.written, *mended])
+        with_content = [each for each in group.written if not each[1].is_retired]
+        self._frames.write(transaction, [*with_content, *mended])
+        self._write_tombstones(transaction, group.tombstones)
+        arrived = [
+            (result.seq, entry.digest) for entry, result in group.written if result.is_retired
+        ]
+        transaction.many(self._sql.update_each(retired_content, "digest", "seq"), arrived)
         transaction.many(
             self._sql.upsert(channels, "channel_no", _merged_channel), _channel_rows(group)
         )
+
+    def _write_tombstones(
+        self, transaction: Transaction, tombstones: Iterable[tuple[int, Tombstone]]
+    ) -> None:
+        rows: list[Row] = [
+            (seq, int(Codec.RETIRED), None, each.packed()) for seq, each in tombstones
+        ]
+        transaction.many(self._sql.insert(frames), rows)
 
     def _message_row(self, entry: NewEntry, result: WriteResult, arrival_sum: int) -> Row:
         message = entry.message
@@ -632,7 +758,7 @@ class GroupWriter:
             message.lamport_timestamp,
             result.received_at_ms,
             result.channel_no,
-            len(entry.frame),
+            0 if result.is_retired else len(entry.frame),
             int(entry.dialect),
             0 if entry.id_verifies else 1,
             message.message_id,
@@ -659,10 +785,10 @@ class GroupWriter:
         made_now = {result.seq for _, result in group.written}
         held: dict[bytes, dict[bytes, int]] = {digest: {} for digest in wanted}
         raised: list[Row] = []
-        for seq, source, hint, claim_no in transaction.among(
+        for seq, source, hint, claim_no, element_id in transaction.among(
             claims_by_seq(self._sql), [seq for seq in here if seq not in made_now]
         ):
-            held[here[seq]][hint] = claim_no
+            held[here[seq]][element_id] = claim_no
             if wanted[here[seq]].get(hint, source) < source:
                 raised.append((wanted[here[seq]][hint], claim_no))
         claims: dict[bytes, list[NewClaim]] = {}
@@ -677,14 +803,17 @@ class GroupWriter:
                 else limits.hint_claims_per_entry_max
             )
             room = max(most - len(held[digest]), 0)
-            new = [hint for hint in hints if hint not in held[digest]]
+            new = [hint for hint in hints if claim_id(digest, hint) not in held[digest]]
             if len(new) > room:
                 group.dropped[digest] = set(new[room:])
                 del new[room:]
             for hint in new:
                 number = before.number + len(rows) + 1
                 claim = NewClaim(number, hint, claim_id(digest, hint))
-                claims.setdefault(digest, []).append(claim)
+                if digest in group.retired:
+                    claim = claim._replace(hint=RETIRED_HINT)
+                else:
+                    claims.setdefault(digest, []).append(claim)
                 rows.append(self._claim_row(claim, group.known[digest].seq, hints[hint]))
                 channel_numbers.append(group.known[digest].channel_no)
         numbers, elements = [row[0] for row in rows], [row[-1] for row in rows]
@@ -713,6 +842,12 @@ class GroupWriter:
         if len(self._channel_numbers) > CHANNEL_NUMBERS_MAX:
             self._channel_numbers.clear()
         self._channel_numbers.update(group.channel_numbers)
+
+
+def _without_content(message: Message) -> Message:
+    """A message that arrives retired: what its row and the references of its history need."""
+    named = tuple([HistoryEntry(each.message_id) for each in message.causal_history])
+    return replace(message, content=b"", causal_history=named)
 
 
 def _channel_rows(group: Group) -> list[Row]:
@@ -767,6 +902,7 @@ def _numbers(sql: SqlDialect) -> Query:
             highest(channels.c.channel_no),
             exists(select(missing_references.c.channel_no)),
             exists(select(lost_content.c.seq)),
+            exists(select(retired_content.c.digest)),
         )
     )
 
@@ -774,6 +910,13 @@ def _numbers(sql: SqlDialect) -> Query:
 def _last_sum(number: Column[int], arrival_sum: Column[int]) -> ColumnElement[int]:
     last = select(arrival_sum).order_by(number.desc()).limit(constant(1)).scalar_subquery()
     return func.coalesce(last, literal_column("0"))
+
+
+@cache
+def _ahead_count(sql: SqlDialect) -> Query:
+    """The number of retired entries that have not arrived."""
+    is_ahead = retired_content.c.seq.is_(None)
+    return sql.query(select(func.count()).select_from(retired_content).where(is_ahead))
 
 
 @cache

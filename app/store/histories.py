@@ -417,8 +417,9 @@ _BEHIND_ALL: LogKey = (2**63 - 1, b"\xff", b"")
 class AncestorPage:
     """Part of a causal closure, every message after its causes; `next` is None at the end.
 
-    `missing`: IDs that the closure names, but whose messages are unknown, cannot be read (`left_out` has
-    the digests of those), or did not fit into `next`: the causes of these are not followed. `met_as_sync`:
+    `missing`: IDs that the closure names, but whose messages are unknown, cannot be read, or did not fit
+    into `next`: the causes of these are not followed. `left_out` has the digests of messages whose content
+    is lost or retired; the causes of retired ones are known and followed. `met_as_sync`:
     those of them that are known IDs of sync messages.
     """
 
@@ -443,7 +444,7 @@ class _Latest:
 
 
 class _Loaded(NamedTuple):
-    entry: Entry
+    entry: Entry | None  # None for a retired one, which is not in the page
     causes: tuple[str, ...]
 
 
@@ -463,7 +464,7 @@ class _Walk:
     until: LogKey = _BEHIND_ALL
     late: set[int] = field(default_factory=set)
     waiting: list[_Latest] = field(default_factory=list)
-    taken: list[_Loaded] = field(default_factory=list)
+    taken: list[tuple[Entry, tuple[str, ...]]] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
     left_out: list[bytes] = field(default_factory=list)
@@ -495,7 +496,10 @@ class _Walk:
     def take(self, each: _Latest, loaded: _Loaded) -> None:
         """Add an entry to the page, unless it is a head, and go on to its causes."""
         if each.row.message_id not in self.heads:
-            self.taken.append(loaded)
+            if loaded.entry is None:
+                self.left_out.append(each.row.digest)
+            else:
+                self.taken.append((loaded.entry, loaded.causes))
             self.until = min(self.until, each.key)
         for message_id in loaded.causes:
             if message_id not in self.seen:
@@ -594,7 +598,7 @@ class Ancestors:
             walk.used += 1
             loaded = walk.loaded.pop(row.seq, None)
             if loaded is None:
-                # Its content is lost, and with it the names of its causes.
+                # Its content is gone, and with it the names of its causes.
                 walk.missing.add(row.message_id)
                 walk.left_out.append(row.digest)
             else:
@@ -615,8 +619,13 @@ class Ancestors:
         rows = [row, *before]
         walk.loaded = {each.seq: walk.loaded[each.seq] for each in rows if each.seq in walk.loaded}
         new = [each for each in rows if each.seq not in walk.loaded]
-        entries = await self._frames.entries(new[: fitting_count(new, bytes_max)])
+        entries, tombstones = await self._frames.read(new[: fitting_count(new, bytes_max)])
         walk.loaded.update((entry.seq, _Loaded(entry, _causes_of(entry))) for entry in entries)
+        walk.loaded.update(
+            (seq, _Loaded(None, each.causes))
+            for seq, each in tombstones.items()
+            if each.causes is not None
+        )
         causes = [message_id for each in walk.loaded.values() for message_id in each.causes]
         walk.named = {each: walk.named[each] for each in causes if each in walk.named}
         await self._look_up(walk, [each for each in causes if each not in walk.seen])
@@ -652,16 +661,16 @@ def _causes_of(entry: Entry) -> tuple[str, ...]:
     return tuple(dict.fromkeys(told.message_id for told in message.causal_history))
 
 
-def _in_causal_order(taken: Sequence[_Loaded]) -> list[Entry]:
-    in_log_order = sorted(taken, key=lambda each: _log_key(each.entry))
+def _in_causal_order(taken: Sequence[tuple[Entry, tuple[str, ...]]]) -> list[Entry]:
+    in_log_order = sorted(taken, key=lambda each: _log_key(each[0]))
     numbers: dict[str, list[int]] = {}
-    for number, each in enumerate(in_log_order):
-        numbers.setdefault(each.entry.message_id, []).append(number)
+    for number, (entry, _) in enumerate(in_log_order):
+        numbers.setdefault(entry.message_id, []).append(number)
     causes = [
-        [number for message_id in each.causes for number in numbers.get(message_id, ())]
-        for each in in_log_order
+        [number for message_id in named for number in numbers.get(message_id, ())]
+        for _, named in in_log_order
     ]
-    return [in_log_order[number].entry for number in causal_order(causes)]
+    return [in_log_order[number][0] for number in causal_order(causes)]
 
 
 def _log_key(entry: Entry) -> LogKey:

@@ -152,7 +152,7 @@ class RowCheck:
         for claim_no, element, _, hint, channel_no, its_channel_no, digest in rows:
             if digest is None:
                 yield claim_no, "its entry is not in the table of messages"
-            elif bytes(element) != claim_id(bytes(digest), bytes(hint)):
+            elif hint and bytes(element) != claim_id(bytes(digest), bytes(hint)):
                 yield claim_no, "its element is not the hash of its entry and hint"
             elif channel_no != its_channel_no:
                 yield claim_no, "its channel differs from its entry's"

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, exists, select
+from sqlalchemy import ColumnElement, Select, bindparam, exists, select
 
 from app.entries import Entry, Outline
 from app.server.limits import Limits
@@ -18,6 +18,7 @@ from app.store.database import (
     Database,
     Keyed,
     ManyQuery,
+    Query,
     Row,
     SqlDialect,
     chunks,
@@ -31,7 +32,7 @@ from app.store.entryrows import (
     EntryRow,
     FrameReader,
     Keys,
-    content_lost,
+    content_gone,
     entries_by_seq,
     entry_rows,
     prefixes,
@@ -168,14 +169,20 @@ class Lookups:
         rows = await self._database.each(query, keyed)
         return [(ids[number], seq, digest) for number, seq, digest in rows]
 
+    async def digests_of(self, message_id: str, channel_id: str | None) -> list[bytes]:
+        """The digests of all entries under an ID, in all channels or in one."""
+        key = self._keys.of_text(message_id)
+        rows = await self._database.rows(_all_with_id(self._sql), id_key=key, message_id=message_id)
+        return [digest for digest, name in rows if channel_id in (None, name)]
+
     # ---- by digest
 
     async def entry(self, digest: bytes) -> Entry | None:
-        """The entry with a digest. Raises `Problem` CONTENT_LOST."""
+        """The entry with a digest. Raises `Problem` CONTENT_LOST, RETIRED."""
         rows = await self.rows([digest])
         entries = await self._frames.entries(rows)
         if rows and not entries:
-            raise content_lost(digest)
+            raise content_gone(rows[0])
         return entries[0] if entries else None
 
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
@@ -227,7 +234,7 @@ class Lookups:
             count = _fitting_count(matches, sizes, room, is_first=not result.found)
             taken = matches[:count]
             if presence_only:
-                found, lost = self._present(taken)
+                found, lost = await self._present(taken)
             else:
                 found, lost = await self._loaded(taken, rows)
             not_fitting = cut.union(key for key, _, _ in matches[count:])
@@ -257,11 +264,14 @@ class Lookups:
         rows = await self._database.among(entries_by_seq(self._sql), seqs)
         return {row.seq: row for row in entry_rows(rows)}
 
-    def _present(self, matches: Sequence[Match]) -> tuple[list[Answer], list[Lost]]:
-        """The digests of matches, those of lost content apart."""
-        marked = self._frames.lost
-        found: list[Answer] = [(key, digest) for key, seq, digest in matches if seq not in marked]
-        return found, [(key, digest) for key, seq, digest in matches if seq in marked]
+    async def _present(self, matches: Sequence[Match]) -> tuple[list[Answer], list[Lost]]:
+        """The digests of matches, those of lost and retired content apart."""
+        gone = self._frames.lost
+        if matches and self._frames.has_retired:
+            retired = await self._frames.retired_among([digest for _, _, digest in matches])
+            gone = gone.union(seq for _, seq, digest in matches if digest in retired)
+        found: list[Answer] = [(key, digest) for key, seq, digest in matches if seq not in gone]
+        return found, [(key, digest) for key, seq, digest in matches if seq in gone]
 
     async def _loaded(
         self, matches: Sequence[Match], rows: Mapping[int, EntryRow]
@@ -400,6 +410,16 @@ def _matches_in_channel(sql: SqlDialect, variants_max: int) -> ManyQuery:
 def _select_matches(condition: ColumnElement[bool], variants_max: int) -> Select[Any]:
     found = select_entries().with_only_columns(messages.c.seq, messages.c.digest).where(condition)
     return found.order_by(*SERVED_FIRST).limit(constant(variants_max))
+
+
+@cache
+def _all_with_id(sql: SqlDialect) -> Query:
+    """(digest, channel) of all entries under an ID."""
+    key: Any = {name: bindparam(name, type_=kind) for name, kind in ID_ARGUMENTS.items()}
+    found = select(messages.c.digest, channels.c.channel_id).join_from(
+        messages, channels, IN_CHANNELS
+    )
+    return sql.query(found.where(with_id(key)).order_by(*SERVED_FIRST))
 
 
 @cache

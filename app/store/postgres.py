@@ -64,6 +64,7 @@ from app.store.database import (
     Arguments,
     Database,
     DatabaseUnreachableError,
+    Erasure,
     Keyed,
     ManyQuery,
     Query,
@@ -316,6 +317,9 @@ class PostgresDatabase(Database):
             if problem is not None:
                 raise problem from error
             raise
+
+    def erase(self) -> Erasure:
+        return Erasure.REWRITE_NEEDED
 
     async def close(self) -> None:
         await self._pool.close()

@@ -346,6 +346,11 @@ def _copy_settings(copy: Path, new: Path) -> None:
             connection.execute("REPLACE INTO main.store_meta SELECT * FROM old.store_meta")
         connection.execute("INSERT OR IGNORE INTO main.peers SELECT * FROM old.peers")
         connection.execute("UPDATE main.peers SET memory = NULL")
+        # Retired entries are not published again. One that a peer brings is stored without its content.
+        connection.execute(
+            "INSERT OR IGNORE INTO main.retired_content "
+            "SELECT digest, NULL, retired_at_ms, reason FROM old.retired_content"
+        )
 
 
 def _entries() -> Select[Any]:

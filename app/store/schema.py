@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from app.store.database import SchemaTooNewError
 
-SCHEMA_REVISION = "0009"
+SCHEMA_REVISION = "0010"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -135,6 +135,18 @@ lost_content = Table(
     metadata,
     Column("seq", Number, primary_key=True, autoincrement=False),
     Column("found_at_ms", Number, nullable=False),
+)
+
+# Entries whose content was dropped on purpose (docs/decisions/0035). `seq` is None before the entry has
+# arrived: it is stored without its content then.
+retired_content = Table(
+    "retired_content",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("seq", Number),
+    Column("retired_at_ms", Number, nullable=False),
+    Column("reason", ByteText, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 published_claims = Table(

@@ -19,6 +19,7 @@ from app.store.channelpages import Channels
 from app.store.claims import HintClaims
 from app.store.database import (
     Database,
+    Erasure,
     Query,
     SqlDialect,
     Transaction,
@@ -140,6 +141,10 @@ class Store:
     def transaction(self) -> AbstractContextManager[Transaction]:
         """One transaction for several subjects, on the writer's thread; raises as `writer.write`."""
         return self._database.transaction()
+
+    def erase(self) -> Erasure:
+        """See `Database`."""
+        return self._database.erase()
 
     async def kept_interest(self) -> bytes | None:
         """What `keep_interest` kept last. Raises `Problem` STORE_UNAVAILABLE."""

@@ -358,6 +358,32 @@ class StoreCalls:
         path = f"v1/quarantine/{digest.hex()}"
         await self._send(Call("DELETE", path, records.no_content, is_repeatable=False))
 
+    async def retire(
+        self,
+        reason: str,
+        *,
+        message_id: str | None = None,
+        channel_id: str | None = None,
+        digest: bytes | None = None,
+        with_history: bool = False,
+    ) -> Mapping[str, Any]:
+        """Drop the content of all entries under an ID, or of one by its digest, for good.
+
+        The answer counts entries: `retired`, `ahead`, `already`; `erasure` says whether the content is out of
+        the files of the node's database.
+        """
+        body: dict[str, object] = {"reason": reason, "with_history": with_history}
+        if digest is not None:
+            body["digest"] = digest.hex()
+        else:
+            body |= {"message_id": message_id, "channel_id": channel_id}
+        path, read = "v1/retirements", records.document
+        return await self._send(send_json("POST", path, read, body, is_repeatable=True))
+
+    async def retirements(self) -> Mapping[str, Any]:
+        """The number of retired entries, `retired`, and `erasure` as of `retire`."""
+        return await self._send(get("v1/retirements", records.document, JSON))
+
     async def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
         return await self._send(get("v1/syncs", records.syncs, JSON))
@@ -645,6 +671,8 @@ class StoreClient:
     reload = _blocking(StoreCalls.reload, finished)
     remove_peer = _blocking(StoreCalls.remove_peer, finished)
     reset_interests = _blocking(StoreCalls.reset_interests, finished)
+    retire = _blocking(StoreCalls.retire, finished)
+    retirements = _blocking(StoreCalls.retirements, finished)
     set_interests = _blocking(StoreCalls.set_interests, finished)
     start_sync = _blocking(StoreCalls.start_sync, finished)
     sync = _blocking(StoreCalls.sync, finished)

@@ -535,8 +535,10 @@ class Content:
             entry_id = item.claim.digest
             if item.HasField("absent"):
                 named = _named(self._shared.claim_id, item, element)
-                self.books.set_aside_entry(LackedBy.THERE, named, LOST)
-                self.unsent_ids.add(element.element_id)
+                is_retired = item.absent.reason == recon_pb2.RETIRED
+                self.books.set_aside_entry(LackedBy.THERE, named, RETIRED if is_retired else LOST)
+                if not is_retired:
+                    self.unsent_ids.add(element.element_id)
             elif entry := self._shared.aside.get(entry_id):
                 self.books.set_aside(LackedBy.THERE, element, entry.code, entry_id)
             elif entry_id not in beside and entry_id not in self.moved.offered:

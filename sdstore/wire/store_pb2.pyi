@@ -155,14 +155,16 @@ class EntriesRequest(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class EntryItem(_message.Message):
-    __slots__ = ("entry", "missing", "lost")
+    __slots__ = ("entry", "missing", "lost", "retired")
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
     entry: StoredMessage
     missing: bytes
     lost: bytes
-    def __init__(self, entry: _Optional[_Union[StoredMessage, _Mapping]] = ..., missing: _Optional[bytes] = ..., lost: _Optional[bytes] = ...) -> None: ...
+    retired: bytes
+    def __init__(self, entry: _Optional[_Union[StoredMessage, _Mapping]] = ..., missing: _Optional[bytes] = ..., lost: _Optional[bytes] = ..., retired: _Optional[bytes] = ...) -> None: ...
 
 class Channel(_message.Message):
     __slots__ = ("channel_id", "count", "lamport_first", "lamport_last", "root")

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.server.limits import DEFAULT_LIMITS
+from app.store.groupwriter import Retiring
 from app.store.store import Store
 from pipeline.export import export_snapshot
 from pipeline.restore import restore_snapshot
@@ -102,3 +103,33 @@ def test_lost_content_is_exported_as_elements_counted_and_exported_whole_once_it
     mended = export_snapshot(spark, url, tmp_path / "mended", parent=tmp_path / "lacking")
     assert (mended.entries, mended.lost_count) == (whole.entries, 0)
     assert verify_snapshot(spark, tmp_path / "mended").findings == ()
+
+
+def test_retired_entries_are_exported_as_elements_and_never_restored(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    source, target = tmp_path / "source.db", tmp_path / "target.db"
+    restore_snapshot(FIRST, f"sqlite:///{source}")
+    first = tmp_path / "first"
+    export_snapshot(spark, f"sqlite:///{source}", first)
+
+    async def retire() -> None:
+        store = await Store.open(f"sqlite:///{source}", DEFAULT_LIMITS)
+        try:
+            store.begin_writing()
+            page = await store.channels.feed(0, 1_000, 10**9)
+            digests = [each.digest for each in page.entries if each.seq in ROTTEN]
+            assert store.writer.retire(Retiring(digests, "a test")).retired == len(ROTTEN)
+        finally:
+            await store.close()
+
+    asyncio.run(retire())
+    second = tmp_path / "second"
+    export_snapshot(spark, f"sqlite:///{source}", second, parent=first)
+    verified = verify_snapshot(spark, second)
+    assert (verified.findings, verified.lost_count) == ((), 0)
+    restored = restore_snapshot(second, f"sqlite:///{target}")
+    assert (restored.written_count, restored.retired_count) == (ROWS - len(ROTTEN), len(ROTTEN))
+    # A snapshot of before brings nothing back to the store that retired it.
+    assert restore_snapshot(first, f"sqlite:///{source}").written_count == 0
+    assert frames_served(source) == (ROWS - len(ROTTEN), 0)

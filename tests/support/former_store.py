@@ -31,6 +31,7 @@ def make_former(path: Path) -> None:
         with connection:
             _encode(connection)
             connection.execute("DROP TABLE filter_references")
+            connection.execute("DROP TABLE retired_content")
             connection.execute("UPDATE alembic_version SET version_num = '0008'")
         connection.execute("PRAGMA auto_vacuum = 0")
         connection.execute("VACUUM")

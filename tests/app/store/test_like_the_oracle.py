@@ -180,7 +180,7 @@ async def check_elements(store: Store, oracle: OracleStore) -> None:
     assert found[: len(entries)] == entries
     assert sorted(found[len(entries) :]) == sorted(claims)
     named = await store.claims.by_element([element for _, element, *_ in claims])
-    assert [hint for _, hint in named] == list(claims.values())
+    assert [named[element][1] for _, element, *_ in claims] == list(claims.values())
 
 
 @given(groups)
