@@ -585,7 +585,9 @@ class Incoming:
         """The member whose message named this one that is missing, or lost; of a missing one, with that message."""
         if (missing := self._missing.get(message_id)) is not None:
             return missing.member.naming(missing.named_in)
-        return self._lost_shares.member(message_id)
+        member = self._lost_shares.member(message_id)
+        # A restart forgets who named what is lost. All of it together would wait behind the ghosts among it.
+        return member if member != NOBODY else member.naming(self._lost[message_id].entry.sender_id)
 
     def _save_lost(self, lost: _LostId) -> None:
         entry = lost.entry
