@@ -343,7 +343,11 @@ def verbs_of_a_node(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
 NODE_VERBS = dict(verbs_of_a_node(typer.main.get_command(app)))
 del NODE_VERBS["wait"]  # asks /readyz only
 VALUES = {"HEX": "00", "DIGEST": "00" * 32, "PEER_URL": "http://store.example"}
-OPTIONS = {"interests set": ["--all"], "publish": ["--format", "frame"]}
+OPTIONS = {
+    "interests set": ["--all"],
+    "publish": ["--format", "frame"],
+    "retire": ["--reason", "x"],
+}
 
 
 def run_verb(verb: str, url: str, folder: Path) -> Result:
