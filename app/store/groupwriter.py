@@ -470,7 +470,8 @@ class GroupWriter:
     def recheck(self, seqs: Sequence[int]) -> Rechecked:
         """Read again the frames that a reader could not read; mark the lost ones, unmark the others.
 
-        A frame of which only the filter cannot be read is stored without it.
+        A frame of which only the filter cannot be read is stored without it. A retired entry whose tombstone is
+        gone gets another one: nobody is asked for its content.
 
         One transaction, in which nobody else writes: a fault of the database marks nothing. Raises as
         `write`.
@@ -482,6 +483,9 @@ class GroupWriter:
             elif unreadable:
                 self._frames.forget()
             lost = unreadable.keys() - rests.keys()
+            lost -= self._restore_tombstones(
+                transaction, {seq: unreadable[seq].digest for seq in lost}
+            )
             marked = {seq for (seq,) in transaction.among(_lost_among(self._sql), seqs)}
             found_at_ms = self._now_ms()
             new = [(seq, found_at_ms) for seq in sorted(lost - marked)]
@@ -741,6 +745,19 @@ class GroupWriter:
         transaction.many(
             self._sql.upsert(channels, "channel_no", _merged_channel), _channel_rows(group)
         )
+
+    def _restore_tombstones(
+        self, transaction: Transaction, digests: Mapping[int, bytes]
+    ) -> set[int]:
+        """Write new tombstones, without history, for the retired ones of these entries; returns their numbers."""
+        if not digests:
+            return set()
+        found = transaction.among(retired_among(self._sql), list(digests.values()))
+        retired = {digest for (digest,) in found}
+        seqs = {seq for seq, digest in digests.items() if digest in retired}
+        transaction.many(self._sql.delete_each(frames, "seq"), [(seq,) for seq in seqs])
+        self._write_tombstones(transaction, [(seq, Tombstone.of(None)) for seq in sorted(seqs)])
+        return seqs
 
     def _write_tombstones(
         self, transaction: Transaction, tombstones: Iterable[tuple[int, Tombstone]]

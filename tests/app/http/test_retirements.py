@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -210,6 +211,23 @@ def tables_of(store: psycopg.Connection[Any]) -> list[Path]:
         "WHERE relname IN ('frames', 'published_claims')"
     )
     return [Path(each) for (each,) in store.execute(query)]
+
+
+def test_a_retired_message_whose_tombstone_rots_stays_retired(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "sdstore.db"
+    with running_node(tmp_path / "a") as node:
+        publish_all(node)
+        retire(node, message_id="m2")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute("DELETE FROM frames WHERE seq = 2").rowcount == 1
+    with running_node(tmp_path / "a") as node, running_node(tmp_path / "b") as peer:
+        publish_all(peer)
+        node.http.get("/v1/messages/m2")  # notices it
+        assert node.http.get("/v1/messages/m2").json()["code"] == "retired"
+        report = sync(node, peer)
+        assert (report["entries_received"], report["lost_here"]) == (0, 0)
+        assert node.http.get("/v1/messages/m2").json()["code"] == "retired"
+    assert cli("check", "--deep", "--database", f"sqlite:///{path}").code == 0
 
 
 def test_the_command_retires_and_says_what_is_left(node: RunningNode) -> None:
