@@ -24,7 +24,7 @@ import orjson
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from pydantic import BaseModel, ValidationError
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from app.access.callers import Caller, Rate, Readable
 from app.access.rates import Bucket
@@ -282,7 +282,7 @@ class Sender(Protocol):
         """Send a whole reply."""
         ...
 
-    async def stream(self, reply: StreamedReply) -> None:
+    async def stream(self, reply: StreamedReply, scope: AsgiScope, receive: Receive) -> None:
         """Send a reply in parts."""
         ...
 
@@ -314,7 +314,7 @@ class StreamedReply(Response):
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """See `Response`."""
-        await scope[ANSWER_KEY].stream(self)
+        await scope[ANSWER_KEY].stream(self, scope, receive)
 
 
 def length_of(reply: Reply) -> Headers:
@@ -626,7 +626,7 @@ class Answer:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": reply.body})
 
-    async def stream(self, reply: StreamedReply) -> None:
+    async def stream(self, reply: StreamedReply, scope: AsgiScope, receive: Receive) -> None:
         """Send a reply in parts; the next one is made when the client has read the one before."""
         if self._is_head:
             await reply.parts.aclose()
@@ -635,7 +635,7 @@ class Answer:
         call = self.call
         bucket = None if call is None else call.bucket
         if call is None or bucket is None:
-            await self._stream(reply, reply.parts)
+            await self._stream(reply, reply.parts, scope, receive)
             return
         rates = self._node.access.rates
         is_counted = reply.is_live and call.caller.rate is Rate.ANONYMOUS
@@ -646,24 +646,24 @@ class Answer:
                 await reply.parts.aclose()
                 raise
         try:
-            await self._stream(reply, _paid(reply.parts, bucket))
+            await self._stream(reply, _paid(reply.parts, bucket), scope, receive)
         finally:
             if is_counted:
                 rates.end_live(bucket)
 
-    async def _stream(self, reply: StreamedReply, parts: Parts) -> None:
+    async def _stream(
+        self, reply: StreamedReply, parts: Parts, scope: AsgiScope, receive: Receive
+    ) -> None:
         self.status, headers = reply.status_code, reply.raw_headers
         if self._exchange is not None:
             await self._exchange.stream(self.status, headers, parts, is_live=reply.is_live)
             return
-        # Also closed if this task is cancelled, as it is when the client has left.
+        # Another server does not cancel this task when the client leaves. Starlette's response asks
+        # `receive` for it.
         async with aclosing(parts):
-            start = {"type": "http.response.start", "status": self.status, "headers": headers}
-            await self._send(start)
-            async for part in parts:
-                body = b"".join(part)
-                await self._send({"type": "http.response.body", "body": body, "more_body": True})
-        await self._send({"type": "http.response.body", "body": b""})
+            streaming = StreamingResponse((b"".join(part) async for part in parts), self.status)
+            streaming.raw_headers = headers
+            await streaming(scope, receive, self._send)
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """ASGI's `send`, for a response that is not one of ours."""

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +93,23 @@ def test_head_is_get_without_a_body(served: tuple[httpx.Client, list[str]]) -> N
     head, got = served[0].head("/v1/channels"), served[0].get("/v1/channels")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == got.headers["content-length"]
+
+
+def test_a_live_reader_that_leaves_frees_its_place(
+    served: tuple[httpx.Client, list[str]],
+) -> None:
+    http, _ = served
+
+    def readers() -> str:
+        (line,) = re.findall(
+            r"^sdstore_live_readers (.*)$", http.get("/metrics").text, re.MULTILINE
+        )
+        return line
+
+    with http.stream("GET", "/v1/live") as one, http.stream("GET", "/v1/channels/c/live") as other:
+        assert (one.status_code, other.status_code) == (200, 200)
+        assert readers() == ["2.0"]
+    deadline = time.monotonic() + 10
+    while readers() != ["0.0"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
