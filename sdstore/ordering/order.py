@@ -157,7 +157,8 @@ class BreachKind(StrEnum):
 class Breach:
     """A broken precondition; the order after it is tentative. `detail` is for people.
 
-    `message_id` and `other_message_id` are the two messages that show it; equal for a variant.
+    `message_id` and `other_message_id` are the two messages that show it; equal for a variant. `path` and
+    `other_path`: how they came, as far as the caller of `Ordering.add` said.
     """
 
     kind: BreachKind
@@ -165,6 +166,8 @@ class Breach:
     message_id: str = ""
     detail: str = ""
     other_message_id: str = ""
+    path: str = ""
+    other_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +280,7 @@ class Ordering:
         self._ready: list[str] = []  # messages that wait for nothing, until a call orders them
         self._held: dict[str, _Waiting] = {}  # indexers' messages, until the proof is complete
         self._proved: dict[str, None] = {}  # those of the proof
+        self._paths: dict[str, str] = {}  # of indexers' messages
         if proof is not None and not proof.heads:
             self._report_all(proof.breaches)
 
@@ -298,9 +302,12 @@ class Ordering:
         changed._begin_with(self._layout.fixed[: last.place + 1])
         for message_id, item in self._items.items():
             if message_id not in changed._items:
-                changed.add(message_id, item.key[0], item.references)
+                changed.add(
+                    message_id, item.key[0], item.references, self._paths.get(message_id, "")
+                )
         for message_id, waiting in self._waiting.items():
-            changed.add(message_id, waiting.sender_id, waiting.causes)
+            path = self._paths.get(message_id, "")
+            changed.add(message_id, waiting.sender_id, waiting.causes, path)
         while changed.is_behind:
             changed.go_on()
         return changed
@@ -392,8 +399,9 @@ class Ordering:
 
     # --- adding --------------------------------------------------------------------------------
 
-    def add(self, message_id: str, sender_id: str, causes: Iterable[str]) -> Change:
+    def add(self, message_id: str, sender_id: str, causes: Iterable[str], path: str = "") -> Change:
         """Add a message; `causes` are the IDs in its causal history. A reference to itself is ignored.
+        `path`: the way that the message came, to be named by a breach.
 
         A known message changes nothing; if it differs from the one that is known, that is a breach.
 
@@ -402,9 +410,11 @@ class Ordering:
         """
         references = tuple(dict.fromkeys(each for each in causes if each != message_id))
         if message_id in self._items or message_id in self._waiting or message_id in self._held:
-            self._compare(message_id, sender_id, references)
+            self._compare(message_id, sender_id, references, path)
             return Change()
         is_leaf = sender_id not in self._numbers
+        if path and not is_leaf:
+            self._paths[message_id] = path
         if self._proof is not None and (not is_leaf or message_id in self._unproved):
             return self._hold(self._proof, message_id, _Waiting(sender_id, references), is_leaf)
         return self._add(message_id, sender_id, references, is_leaf)
@@ -480,7 +490,9 @@ class Ordering:
         """
         return self._take("", None)
 
-    def _compare(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> None:
+    def _compare(
+        self, message_id: str, sender_id: str, references: tuple[str, ...], path: str
+    ) -> None:
         """Compare a message with the one of the same ID."""
         if waiting := self._waiting.get(message_id) or self._held.get(message_id):
             known = waiting.sender_id, waiting.causes
@@ -490,7 +502,9 @@ class Ordering:
         is_of_indexer = sender_id in self._numbers or known[0] in self._numbers
         if is_of_indexer and known != (sender_id, references):
             detail = f"{message_id!r} was added with another sender or other causes before"
-            self._report(Breach(BreachKind.VARIANT, known[0], message_id, detail, message_id))
+            other = self._paths.get(message_id, "")
+            kind = BreachKind.VARIANT
+            self._report(Breach(kind, known[0], message_id, detail, message_id, path, other))
 
     def _wait(
         self, message_id: str, sender_id: str, references: tuple[str, ...], is_leaf: bool
@@ -635,7 +649,8 @@ class Ordering:
         else:
             other = chain[-1].message_id
             detail = f"{sender_id!r} does not refer to its own message before this one"
-        self._report(Breach(BreachKind.FORK, sender_id, node.message_id, detail, other))
+        paths = [self._paths.get(each, "") for each in (node.message_id, other)]
+        self._report(Breach(BreachKind.FORK, sender_id, node.message_id, detail, other, *paths))
         return False
 
     def _report(self, breach: Breach) -> None:

@@ -65,20 +65,20 @@ class ChannelOrder:
             self.ordering.go_on()
             yield True
 
-    def add(self, message_id: str) -> Change:
+    def add(self, message_id: str, path: str = "") -> Change:
         """Order a message of the log. Adding it again changes nothing, nor does a copy that its ID disproves.
 
         A message whose causes are not ordered yet waits: it is in `ordering.waiting`, and joins the order
         with the last of its causes. If that releases more than 1,000, `ordering.is_behind` is true, and
         `ordering.go_on()` orders 1,000 more. Raises `OrderingError` (`too_many_waiting`) at 100,000 of them: then
         the message is not ordered; begin anew with another `ChannelOrder` when `ordering.missing` has
-        arrived. Raises `KeyError` for a message that the log does not have.
+        arrived. Raises `KeyError` for a message that the log does not have. `path`: of `Deliver`, for breaches.
         """
         message = self.message(message_id)
         if is_disproved(message):
             return Change()
         causes = (entry.message_id for entry in message.causal_history)
-        return self.ordering.add(message_id, message.sender_id, causes)
+        return self.ordering.add(message_id, message.sender_id, causes, path)
 
     @property
     def saved(self) -> bytes:

@@ -733,10 +733,10 @@ class ParticipantChannel:
         """See `Inbox`."""
         return self._batch.is_full
 
-    def receive(self, frame: bytes, retrieval_hint: bytes) -> None:
+    def receive(self, frame: bytes, retrieval_hint: bytes, path: str) -> None:
         """See `Inbox`."""
         now_ms = self._driver.now_ms()
-        effects = self.participant.receive(frame, now_ms, retrieval_hint=retrieval_hint or None)
+        effects = self.participant.receive(frame, now_ms, retrieval_hint or None, path)
         self.apply(effects, len(frame))
 
     def unobtainable(self, message_id: str, reason: str) -> None:

@@ -85,8 +85,8 @@ class Inbox(Protocol):
     def is_full(self) -> bool:
         """Whether the effects so far must be saved before the participant gets more."""
 
-    def receive(self, frame: bytes, retrieval_hint: bytes) -> None:
-        """Give the participant a frame; an empty hint is unknown."""
+    def receive(self, frame: bytes, retrieval_hint: bytes, path: str) -> None:
+        """Give the participant a frame from the store `path`; an empty hint is unknown."""
 
     def unobtainable(self, message_id: str, reason: str) -> None:
         """See `Participant.unobtainable`."""
@@ -187,7 +187,7 @@ class Follower:
             with self._lasting(store):
                 async for each in stream:
                     frame = await self._frame_of(each, store)
-                    self._inbox.receive(frame, _hint_of(each))
+                    self._inbox.receive(frame, _hint_of(each), store.name)
                     if self._cursors.get(store.name) != stream.cursor:
                         self._keep_cursor(store, stream.cursor)
                     if self._inbox.is_full:
@@ -228,7 +228,8 @@ class Follower:
                     count += 1
                     if count > MISSED_MESSAGES_MAX:
                         return False
-                    self._inbox.receive(stored.frame, next(iter(stored.retrieval_hints), b""))
+                    hint = next(iter(stored.retrieval_hints), b"")
+                    self._inbox.receive(stored.frame, hint, store.name)
                     if self._inbox.is_full:
                         limit.reschedule(None)  # it is not the store's fault if a save takes long
                         await self._inbox.carried_out()
@@ -390,7 +391,7 @@ class Follower:
         for message_id, state in retrieval.missing.items():
             told.setdefault(message_id, []).append(state)
         for each in retrieval.in_log_order():
-            self._inbox.receive(each.frame, each.retrieval_hint)
+            self._inbox.receive(each.frame, each.retrieval_hint, store.name)
             if self._inbox.is_full:
                 await self._inbox.carried_out()
         await self._inbox.carried_out()
@@ -415,7 +416,7 @@ class Follower:
                         found = await store.client.get_entry(digest)
                     except StoreError:
                         continue
-                    self._inbox.receive(found.frame, b"")
+                    self._inbox.receive(found.frame, b"", store.name)
                     break
             if self._inbox.is_full:
                 await self._inbox.carried_out()

@@ -41,6 +41,8 @@ class Deliver:
     `rank`: what its ID proves. `supersedes`: a message of a lower rank was delivered under this ID
     before; this one takes its place, in the log too. `message` comes without the bloom filter and the
     repair request of its frame.
+    `path`: of `Participant.receive`; with a driver, the URL of the store. Empty if it is unknown, as after a
+    restart or for what a backfill brought.
     """
 
     number: int
@@ -49,6 +51,7 @@ class Deliver:
     is_late: bool = False
     rank: Rank = Rank.UNKNOWN
     supersedes: bool = False
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

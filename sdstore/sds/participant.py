@@ -342,7 +342,7 @@ class Participant:
     ) -> list[Effect]:
         """A frame from the transport, a store or another participant. Any bytes will do.
 
-        `path`: the way it came, if there are several: each has its share of what can wait.
+        `path`: the way it came, if there are several: each has its share of what can wait, and `Deliver` names it.
         """
         self._path = path
         frame, hint = _bytes("frame", frame), _bytes("retrieval_hint", retrieval_hint or b"")
@@ -576,7 +576,9 @@ class Participant:
         if number == self._delivered + 1 <= self._confirmed + self.options.deliveries_max:
             self._delivered = number
             self._turn.effects.append(
-                Deliver(number, message, gap, is_late, arrived.rank, supersedes)
+                Deliver(
+                    number, message, gap, is_late, arrived.rank, supersedes, arrived.member.path
+                )
             )
 
     def _meet(self, sender_id: str) -> None:

@@ -39,6 +39,20 @@ def test_an_indexer_that_does_not_refer_to_its_own_message_is_a_fork() -> None:
     assert "its own message" in breach.detail
 
 
+def test_a_breach_names_the_paths_of_its_two_messages() -> None:
+    for others in (("b", "c"), ("c", "b")):  # also if the forged one waits for a cause first
+        ordering = Ordering(Roles(indexers=tuple("abc")))
+        ordering.add("a0", "a", [], "friends")
+        ordering.add("a1", "a", others, "store")
+        for name in others:
+            ordering.add(name, name, [])
+        assert [(e.path, e.other_path) for e in ordering.breaches] == [("store", "friends")]
+        ordering.add("b", "b", ["a0"], "elsewhere")
+        assert ordering.breaches[1].kind is BreachKind.VARIANT
+        assert (ordering.breaches[1].path, ordering.breaches[1].other_path) == ("elsewhere", "")
+        assert ordering.proof.breaches == tuple(ordering.breaches)
+
+
 def test_two_messages_after_the_same_one_are_a_fork() -> None:
     [breach] = ordered("a0, a1: a0, a2: a1, b0: a0, a3: a0 b0").breaches
     assert (breach.kind, breach.sender_id) == (BreachKind.FORK, "a")

@@ -122,6 +122,7 @@ def test_participants_that_follow_different_stores_hear_each_other(
             await bob.until(lambda bob: bob.of(Ephemeral))
             await bob.channel.send(b"hello, ada")
             await ada.until(lambda ada: Acknowledged(message_id) in ada.events)
+            assert [each.path for each in (*ada.deliveries, *bob.deliveries)] == urls
             # A copy that cannot be made holds up nothing.
             ada.driver.stores.all[1].client.publish_batch = broken  # type: ignore[method-assign]
             await ada.channel.send(b"not copied")
