@@ -100,11 +100,8 @@ def test_a_live_reader_that_leaves_frees_its_place(
 ) -> None:
     http, _ = served
 
-    def readers() -> str:
-        (line,) = re.findall(
-            r"^sdstore_live_readers (.*)$", http.get("/metrics").text, re.MULTILINE
-        )
-        return line
+    def readers() -> list[str]:
+        return re.findall(r"^sdstore_live_readers (.*)$", http.get("/metrics").text, re.MULTILINE)
 
     with http.stream("GET", "/v1/live") as one, http.stream("GET", "/v1/channels/c/live") as other:
         assert (one.status_code, other.status_code) == (200, 200)
