@@ -452,17 +452,17 @@ def tail(
     show = print_json if as_json else _print_line
     with node_client(node) as client:
         if no_follow:
-            newest = _newest(client, channel_id, last)
+            newest = _newest(client, channel_id, last, bloom_filter=as_json)
             if not newest:
                 client.channel(channel_id)  # raises not_found where the node has no such channel
             for document in newest:
                 show(document)
             return
-        follower = _Follower(node, channel_id)
+        follower = _Follower(node, channel_id, bloom_filter=as_json)
         seen: set[str] = set()
         # The stream is opened before the older messages are read, so none is missed in between.
         with follower.connected() as events:
-            for document in _newest(client, channel_id, last):
+            for document in _newest(client, channel_id, last, bloom_filter=as_json):
                 seen.add(document["meta"]["digest"])
                 show(document)
             if not seen and not is_known(client, channel_id):
@@ -477,15 +477,17 @@ def tail(
 class _Follower:
     """A reader of the live stream, and how far it has read."""
 
-    def __init__(self, node: str, channel_id: str) -> None:
+    def __init__(self, node: str, channel_id: str, *, bloom_filter: bool) -> None:
         self.cursor = ""
         self._url = f"{node.rstrip('/')}/v1/channels/live"
-        self._channel_id = channel_id
+        self._query = {"channel_id": channel_id}
+        if not bloom_filter:
+            self._query["filter"] = "none"
 
     @contextmanager
     def connected(self) -> Iterator[Iterator[ServerEvent]]:
         """The events behind the cursor, or from now on if there is none yet."""
-        query = {"channel_id": self._channel_id} | ({"after": self.cursor} if self.cursor else {})
+        query = self._query | ({"after": self.cursor} if self.cursor else {})
         timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)
         headers, verify = base_headers(access.token(self._url)), access.tls() or True
         try:
@@ -550,12 +552,18 @@ def _show_events(
         seen.discard(digest)
 
 
-def _newest(client: StoreClient, channel_id: str, count: int) -> list[dict[str, Any]]:
+def _newest(
+    client: StoreClient, channel_id: str, count: int, *, bloom_filter: bool
+) -> list[dict[str, Any]]:
     if not count:
         return []
     found = []
     newest_first = client.messages(
-        channel_id, direction="desc", page_size=count, on_left_out=_print_left_out
+        channel_id,
+        direction="desc",
+        page_size=count,
+        on_left_out=_print_left_out,
+        bloom_filter=bloom_filter,
     )
     for message, _ in zip(newest_first, range(count), strict=False):
         found.append(message_document(message.frame, message.digest, message.dialect))

@@ -181,7 +181,8 @@ class NodeRoute(APIRoute):
 
     @property
     def _queried(self) -> Iterable[ModelField]:
-        return self.dependant.query_params
+        direct = self.dependant
+        return [each for part in (direct, *direct.dependencies) for each in part.query_params]
 
     def check_query(self, query: Query) -> None:
         """Raise `invalid_parameter` for a parameter that is unknown or given twice.

@@ -13,14 +13,15 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 import orjson
+from fastapi import Depends, Query
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from pydantic import BaseModel, ValidationError
@@ -35,7 +36,8 @@ from app.server.limits import Limits
 from app.server.node import Node
 from app.server.sharing import Holding
 from sdstore.client.transport import INSTANCE_HEADER
-from sdstore.sds.codec import decode, to_json
+from sdstore.sds.codec import decode, encode, to_json
+from sdstore.sds.model import Message as SdsMessage
 from sdstore.wire import store_pb2 as wire
 
 if TYPE_CHECKING:
@@ -506,10 +508,64 @@ def heartbeat(event_id: str) -> bytes:
     return b": still here\nid: %s\n\n" % event_id.encode()
 
 
+class FilterForm(StrEnum):
+    """What becomes of the bloom filters of messages in a reply."""
+
+    FULL = "full"
+    NONE = "none"
+
+
+class MetaForm(StrEnum):
+    """What a reply tells of a message beside the message itself."""
+
+    FULL = "full"
+    SHORT = "short"
+
+
+class Shape(NamedTuple):
+    """The parts of messages that a caller wants in a list or a stream."""
+
+    has_filter: bool = True
+    is_short: bool = False
+
+    def shown(self, message: SdsMessage) -> SdsMessage:
+        """The message with the parts that are wanted."""
+        return message if self.has_filter else replace(message, bloom_filter=b"")
+
+
+WHOLE = Shape()
+
+
+def _shape(
+    filter_form: Annotated[
+        FilterForm,
+        Query(
+            alias="filter", description="`none`: without bloom filters, which is most of a frame"
+        ),
+    ] = FilterForm.FULL,
+    meta_form: Annotated[
+        MetaForm, Query(alias="meta", description="`short`: digest and sequence number only")
+    ] = MetaForm.FULL,
+) -> Shape:
+    return Shape(filter_form is FilterForm.FULL, meta_form is MetaForm.SHORT)
+
+
+Shaped = Annotated[Shape, Depends(_shape)]
+"""The parameters `filter` and `meta` of a route."""
+
+
 def message_json(
-    entry: Entry, variants: Sequence[bytes] | None = None, hints: Sequence[bytes] | None = None
+    entry: Entry,
+    variants: Sequence[bytes] | None = None,
+    hints: Sequence[bytes] | None = None,
+    shape: Shape = WHOLE,
 ) -> dict[str, Any]:
     """A stored message in JSON; members that may still change are left out if they are None."""
+    message, _ = decode(entry.frame)
+    shown = shape.shown(message)
+    document = {"message": to_json(shown)}
+    if shape.is_short:
+        return document | {"meta": {"digest": entry.digest.hex(), "seq": entry.seq}}
     meta: dict[str, Any] = {
         "digest": entry.digest.hex(),
         "frame_hash": entry.frame_hash.hex(),
@@ -519,18 +575,37 @@ def message_json(
     }
     if entry.filter_is_lost:
         meta["filter_lost"] = True
+    if shown != message:
+        del meta["frame_hash"]  # of a frame that the caller does not get
+        meta["filter_left_out"] = True
     if variants is not None:
         meta["variants"] = [digest.hex() for digest in variants]
     if hints is not None:
         meta["hints"] = [hint.hex() for hint in hints]
-    message, _ = decode(entry.frame)
-    return {"message": to_json(message), "meta": meta}
+    return document | {"meta": meta}
 
 
 def message_protobuf(
-    entry: Entry, variants: Sequence[bytes] = (), hints: Sequence[bytes] = ()
+    entry: Entry,
+    variants: Sequence[bytes] = (),
+    hints: Sequence[bytes] = (),
+    shape: Shape = WHOLE,
 ) -> wire.StoredMessage:
     """A stored message in protobuf, as an element of a list."""
+    if not shape.has_filter:
+        message, dialect = decode(entry.frame)
+        if message.bloom_filter:
+            entry = entry._replace(frame=encode(shape.shown(message), dialect))
+            found = message_protobuf(entry, variants, hints, Shape(is_short=shape.is_short))
+            found.frame_hash, found.filter_left_out = b"", True
+            return found
+    if shape.is_short:
+        return wire.StoredMessage(
+            frame=entry.frame,
+            digest=entry.digest,
+            seq=entry.seq,
+            filter_lost=entry.filter_is_lost,
+        )
     return wire.StoredMessage(
         frame=entry.frame,
         digest=entry.digest,

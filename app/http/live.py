@@ -17,7 +17,16 @@ from fastapi import APIRouter, Header, Query
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.http.admission import NodeRoute, Reader, get_by_id
-from app.http.call import Call, StreamedReply, event, event_stream, heartbeat, message_json
+from app.http.call import (
+    Call,
+    Shape,
+    Shaped,
+    StreamedReply,
+    event,
+    event_stream,
+    heartbeat,
+    message_json,
+)
 from app.http.channels import After, CursorKind, Cursors
 from app.http.openapi import EVENTS, documented
 from app.http.orders import (
@@ -41,12 +50,15 @@ router = APIRouter(tags=["live"], route_class=NodeRoute)
 CONFIRMED_IDS_MAX = 100
 """IDs of one event `confirmed`: 100 kB of the longest. Others follow at once in further events."""
 
+SHORT_IDS_EACH = 16
+"""Messages of a stream with a short `meta` for one that has an ID: with 90 bytes it would be half of each event."""
+
 LastEventId = Annotated[str | None, Header(description="where a reader that reconnects was")]
 
 
 @router.get("/v1/live", **documented(EVENTS))
 async def live(
-    call: Reader, after: After = None, last_event_id: LastEventId = None
+    call: Reader, shape: Shaped, after: After = None, last_event_id: LastEventId = None
 ) -> StreamedReply:
     """New messages of every channel as they come, and before them those after a cursor.
 
@@ -55,13 +67,14 @@ async def live(
     feed after its `cursor` has them, unless that answers 410 because the database went back). With senders also
     `confirmed` and, if ordering fails, `problem`. Comments carry IDs too, from the first one on.
     """
-    return await _stream(call, call.caller.covers, last_event_id or after)
+    return await _stream(call, call.caller.covers, last_event_id or after, shape)
 
 
 @get_by_id(router, "/v1/channels/{channel_id:segment}/live", **documented(EVENTS))
 async def channel_live(
     call: Reader,
     channel_id: str,
+    shape: Shaped,
     indexer: Indexers,
     non_indexer: NonIndexers,
     relayed: Relayed,
@@ -84,27 +97,39 @@ async def channel_live(
         order = wanted_order(call, channel_id, indexer, non_indexer, relayed)
         confirmations = _Confirmations(call, order, confirmed_after)
         await confirmations.begin()
-    return await _stream(call, channel_id.__eq__, last_event_id or after, confirmations)
+    return await _stream(call, channel_id.__eq__, last_event_id or after, shape, confirmations)
 
 
 async def _stream(
-    call: Call, wanted: Wanted, cursor: str | None, confirmations: _Confirmations | None = None
+    call: Call,
+    wanted: Wanted,
+    cursor: str | None,
+    shape: Shape,
+    confirmations: _Confirmations | None = None,
 ) -> StreamedReply:
     cursors = Cursors.of(call.node.store)
     after = await cursors.read_arrival(call.node.store, cursor)
     place = await call.node.live.hub.admit()
     events = call.node.live.hub.events(wanted, after, call.address, place)
-    return event_stream(_parts(events, cursors, confirmations))
+    return event_stream(_parts(events, cursors, shape, confirmations))
 
 
 async def _parts(
     events: AsyncGenerator[Sequence[LiveEvent], None],
     cursors: Cursors,
+    shape: Shape,
     confirmations: _Confirmations | None,
 ) -> AsyncGenerator[Sequence[bytes], None]:
+    until_id = 0
     async with aclosing(events) as open_events:
         async for some in open_events:
-            part = [_chunk(each, cursors) for each in some]
+            part: list[bytes] = []
+            for each in some:
+                if shape.is_short and isinstance(each, LiveMessage):
+                    until_id = (until_id or SHORT_IDS_EACH) - 1
+                    if not until_id and (line := _id_line(each, cursors)):
+                        part.append(line)
+                part.append(_chunk(each, cursors, shape))
             if confirmations is not None:
                 confirmations.note(some)
             # Keep only the rendered bytes, which readers share, while the reader is not reading.
@@ -193,7 +218,7 @@ class _Confirmations:
         return event("confirmed", document)
 
 
-def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
+def _chunk(each: LiveEvent, cursors: Cursors, shape: Shape) -> bytes:
     match each:
         case Heartbeat(last):
             return heartbeat(cursors.write(CursorKind.ARRIVAL, *last))
@@ -202,19 +227,28 @@ def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
             cursor = cursors.write(CursorKind.ARRIVAL, *after)
             return event("gap", {"cursor": cursor})
         case LiveMessage():
-            if not each.rendered:
-                each.rendered = _message(each, cursors)
-            return each.rendered
+            if shape not in each.rendered:
+                each.rendered[shape] = _message(each, cursors, shape)
+            return each.rendered[shape]
 
 
-def _message(message: LiveMessage, cursors: Cursors) -> bytes:
+def _message(message: LiveMessage, cursors: Cursors, shape: Shape) -> bytes:
     if isinstance(message.item, Entry):
-        event_id = cursors.write(CursorKind.ARRIVAL, *message.item.place)
-        return event("message", message_json(message.item), event_id)
+        event_id = None
+        if not shape.is_short:
+            event_id = cursors.write(CursorKind.ARRIVAL, *message.item.place)
+        return event("message", message_json(message.item, shape=shape), event_id)
     if isinstance(message.item, LeftOut):
         event_id = cursors.write(CursorKind.ARRIVAL, *message.item.place)
         return event("left_out", _left_out_json(message.item), event_id)
-    return event("relayed", _relayed_json(message.item))
+    return event("relayed", _relayed_json(message.item, shape))
+
+
+def _id_line(message: LiveMessage, cursors: Cursors) -> bytes:
+    """The ID of an event that is rendered without one; empty for a message that is not stored."""
+    if isinstance(message.item, Entry):
+        return b"id: %s\n" % cursors.write(CursorKind.ARRIVAL, *message.item.place).encode()
+    return b""
 
 
 def _left_out_json(left_out: LeftOut) -> dict[str, str]:
@@ -225,6 +259,11 @@ def _left_out_json(left_out: LeftOut) -> dict[str, str]:
     }
 
 
-def _relayed_json(relayed: RelayedMessage) -> dict[str, Any]:
-    meta = {"kind": relayed.message.kind.value, "dialect": relayed.dialect.label}
-    return {"message": to_json(relayed.message), "meta": meta}
+def _relayed_json(relayed: RelayedMessage, shape: Shape) -> dict[str, Any]:
+    shown = shape.shown(relayed.message)
+    meta: dict[str, Any] = {}
+    if not shape.is_short:
+        meta = {"kind": relayed.message.kind.value, "dialect": relayed.dialect.label}
+        if shown != relayed.message:
+            meta["filter_left_out"] = True
+    return {"message": to_json(shown), "meta": meta}

@@ -22,10 +22,13 @@ from app.http.call import (
     JSON_HEADERS,
     NO_CACHE,
     VARY,
+    WHOLE,
     Call,
     Form,
     Headers,
     Reply,
+    Shape,
+    Shaped,
     StreamedReply,
     TwoFormBody,
     json_reply,
@@ -257,6 +260,7 @@ def _is_current(call: Call, etag: bytes) -> bool:
 async def get_hint(
     call: ReaderInTurn,
     hint: str,
+    shape: Shaped,
     after: After = None,
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
     channel_id: str | None = None,
@@ -274,11 +278,12 @@ async def get_hint(
         lambda limit: store.claims.page(
             wanted, channel_id, limit, position, channel_nos=channel_nos
         ),
+        shape,
     )
     token = None
     if page.next is not None:
         token = await cursors.write_walk(CursorKind.HINT, store, page.next)
-    return page_reply(call, page, described, token)
+    return page_reply(call, page, described, token, shape)
 
 
 @router.post(
@@ -287,7 +292,7 @@ async def get_hint(
         {200: reply("Found and missing", LookupReply, wire.LookupReply)}, two_form_body(LOOKUP_BODY)
     ),
 )
-async def lookup(call: ReaderInTurn) -> Reply:
+async def lookup(call: ReaderInTurn, shape: Shaped) -> Reply:
     """Which of these IDs and hints are stored, and the messages they lead to.
 
     `found` has a row for each match with its key. `missing` are keys without a match; an ID can have a `state`:
@@ -317,8 +322,8 @@ async def lookup(call: ReaderInTurn) -> Reply:
         )
         states = await _states(call, result, channel_id)
         if form is Form.PROTOBUF:
-            return protobuf_reply(_lookup_protobuf(result, states))
-        return json_reply(_lookup_json(result, states))
+            return protobuf_reply(_lookup_protobuf(result, states, shape))
+        return json_reply(_lookup_json(result, states, shape))
 
     return await fitted(call, read)
 
@@ -346,19 +351,19 @@ async def _wanted_keys(call: Call) -> wire.LookupRequest:
     )
 
 
-def _lookup_json(result: LookupResult, states: States) -> dict[str, Any]:
+def _lookup_json(result: LookupResult, states: States, shape: Shape) -> dict[str, Any]:
     return {
-        "found": [_match_json(key, match) for key, match in result.found],
+        "found": [_match_json(key, match, shape) for key, match in result.found],
         "missing": [_key_json(key, states) for key in result.missing],
         "not_examined": list(map(_key_json, result.not_examined)),
         "left_out": [_match_json(key, digest) for key, digest in result.left_out],
     }
 
 
-def _match_json(key: str | bytes, match: Entry | bytes) -> dict[str, Any]:
+def _match_json(key: str | bytes, match: Entry | bytes, shape: Shape = WHOLE) -> dict[str, Any]:
     if isinstance(match, bytes):
         return {"key": _key_json(key), "digest": match.hex()}
-    return {"key": _key_json(key), "digest": match.digest.hex(), **message_json(match)}
+    return {"key": _key_json(key), "digest": match.digest.hex(), **message_json(match, shape=shape)}
 
 
 def _key_json(key: str | bytes, states: States = NO_STATES) -> dict[str, str]:
@@ -367,20 +372,22 @@ def _key_json(key: str | bytes, states: States = NO_STATES) -> dict[str, str]:
     return {"message_id": key} | ({"state": states[key]} if key in states else {})
 
 
-def _lookup_protobuf(result: LookupResult, states: States) -> wire.LookupReply:
+def _lookup_protobuf(result: LookupResult, states: States, shape: Shape) -> wire.LookupReply:
     return wire.LookupReply(
-        found=[_match_protobuf(key, match) for key, match in result.found],
+        found=[_match_protobuf(key, match, shape) for key, match in result.found],
         missing=[_key_protobuf(key, states) for key in result.missing],
         not_examined=map(_key_protobuf, result.not_examined),
         left_out=[_match_protobuf(key, digest) for key, digest in result.left_out],
     )
 
 
-def _match_protobuf(key: str | bytes, match: Entry | bytes) -> wire.LookupMatch:
+def _match_protobuf(
+    key: str | bytes, match: Entry | bytes, shape: Shape = WHOLE
+) -> wire.LookupMatch:
     if isinstance(match, bytes):
         return wire.LookupMatch(key=_key_protobuf(key), digest=match)
     return wire.LookupMatch(
-        key=_key_protobuf(key), digest=match.digest, message=message_protobuf(match)
+        key=_key_protobuf(key), digest=match.digest, message=message_protobuf(match, shape=shape)
     )
 
 

@@ -56,10 +56,14 @@ class MetaJson(BaseModel):
     """What the store adds to a message. Hashes and hints are hexadecimal."""
 
     digest: str
-    frame_hash: str
-    dialect: str
-    received_at: str
+    frame_hash: str | None = Field(None, description="absent if the filter was left out")
+    dialect: str | None = Field(None, description="absent, as all but `seq`, with `meta=short`")
+    received_at: str | None = None
     seq: int = Field(description="position in this store's arrival order")
+    filter_lost: bool | None = Field(None, description="the store lost the bloom filter")
+    filter_left_out: bool | None = Field(
+        None, description="not the frame as received: `filter=none`"
+    )
     variants: list[str] | None = Field(None, description="digests of other entries with this ID")
     hints: list[str] | None = Field(None, description="hints that publishers gave")
 

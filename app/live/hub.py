@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -48,13 +48,13 @@ class LiveMessage:
     """A stored message, or one that is only relayed.
 
     `item` is a `LeftOut` if the content of a stored message is lost. `rendered` caches the rendered
-    bytes, which readers share.
+    bytes by form (four at most), which readers share.
     """
 
     item: Entry | Relayed | LeftOut
     channel_id: str
     bytes_count: int
-    rendered: bytes = b""
+    rendered: dict[object, bytes] = field(default_factory=dict)
 
 
 class Skip(NamedTuple):

@@ -192,11 +192,13 @@ class StoreCalls:
         after: str | None = None,
         page_size: int | None = None,
         on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
+        bloom_filter: bool = True,
     ) -> AsyncIterator[StoredMessage]:
         """All messages of a channel, page by page as they are read.
 
         `after` is a cursor of the same order; one of a live stream or of the feed is of arrival order.
         `on_left_out` is called with the digests of messages whose content the node has lost.
+        Without `bloom_filter`, frames come without theirs: 200 bytes of a short message, not 20 kB.
         """
         read = records.message_items(on_left_out)
         query: dict[str, Query] = {
@@ -206,13 +208,21 @@ class StoreCalls:
             "from_lamport": from_lamport,
             "to_lamport": to_lamport,
             "limit": page_size,
+            "filter": None if bloom_filter else "none",
         }
         path = "v1/channels/messages"
         return self._pages(lambda following: get(path, read, after=following or after, **query))
 
-    async def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
-        """A page of all readable messages, in arrival order; follow `next` to miss none."""
-        return await self._send(get("v1/feed", records.message_page, after=after, limit=limit))
+    async def feed(
+        self, after: str | None = None, limit: int | None = None, *, bloom_filter: bool = True
+    ) -> MessagePage:
+        """A page of all readable messages, in arrival order; follow `next` to miss none.
+
+        `bloom_filter` as in `messages`.
+        """
+        query: dict[str, Query] = {"after": after, "limit": limit}
+        query["filter"] = None if bloom_filter else "none"
+        return await self._send(get("v1/feed", records.message_page, **query))
 
     def live(
         self,
@@ -220,6 +230,7 @@ class StoreCalls:
         after: str | None = None,
         *,
         on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
+        bloom_filter: bool = False,
     ) -> AsyncLiveStream:
         """Messages of one channel, or of all, as they reach the node.
 
@@ -231,9 +242,12 @@ class StoreCalls:
         the place where it broke, as `ClientOptions.retry` says. `after` is the cursor of an earlier stream
         or of the feed; without it the stream begins now. The node does not store sync and ephemeral
         messages, so they come only while the connection is open. `on_left_out` is called with the
-        digests of stored messages whose content the node has lost.
+        digests of stored messages whose content the node has lost. Messages come without their bloom
+        filters, which only a participant needs, unless `bloom_filter` asks for them.
         """
-        following = Following(channel_id, after, self._options, on_left_out)
+        following = Following(
+            channel_id, after, self._options, on_left_out, bloom_filter=bloom_filter
+        )
         return AsyncLiveStream(self._network, following)
 
     def gaps(self, channel_id: str) -> AsyncIterator[Gap]:

@@ -102,8 +102,11 @@ class Following:
         after: str | None,
         options: ClientOptions,
         on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
+        *,
+        bloom_filter: bool = False,
     ) -> None:
         self.cursor = after
+        self._filter = None if bloom_filter else "none"
         self._channel_id = channel_id
         self._on_left_out = on_left_out
         self.options = options
@@ -121,7 +124,7 @@ class Following:
         self._events = EventReader(self.options.reply_bytes_max)
         self.has_gap = self.is_placed = False
         path = "v1/live" if self._channel_id is None else "v1/channels/live"
-        query = {"channel_id": self._channel_id, "after": self._after}
+        query = {"channel_id": self._channel_id, "after": self._after, "filter": self._filter}
         return get(path, nothing, EVENT_STREAM, **query)
 
     def feed(self, chunk: bytes | None) -> None:

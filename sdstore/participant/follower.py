@@ -174,7 +174,10 @@ class Follower:
 
     async def _follow_store(self, store: Store) -> None:
         left_out = partial(self._note_left_out, store)
-        async with store.client.live(self._inbox.channel_id, on_left_out=left_out) as stream:
+        # A filter may acknowledge what this participant sent.
+        async with store.client.live(
+            self._inbox.channel_id, on_left_out=left_out, bloom_filter=True
+        ) as stream:
             start = stream.cursor
             self._say(Connection(store.name, "catching_up"))
             await self._catch_up(store)

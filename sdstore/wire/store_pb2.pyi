@@ -73,7 +73,7 @@ class PublishOutcomes(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[PublishOutcome, _Mapping]]] = ...) -> None: ...
 
 class StoredMessage(_message.Message):
-    __slots__ = ("frame", "digest", "frame_hash", "dialect", "received_at_ms", "seq", "variants", "retrieval_hints", "filter_lost")
+    __slots__ = ("frame", "digest", "frame_hash", "dialect", "received_at_ms", "seq", "variants", "retrieval_hints", "filter_lost", "filter_left_out")
     FRAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FRAME_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class StoredMessage(_message.Message):
     VARIANTS_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
     FILTER_LOST_FIELD_NUMBER: _ClassVar[int]
+    FILTER_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     frame: bytes
     digest: bytes
     frame_hash: bytes
@@ -92,7 +93,8 @@ class StoredMessage(_message.Message):
     variants: _containers.RepeatedScalarFieldContainer[bytes]
     retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
     filter_lost: bool
-    def __init__(self, frame: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., frame_hash: _Optional[bytes] = ..., dialect: _Optional[str] = ..., received_at_ms: _Optional[int] = ..., seq: _Optional[int] = ..., variants: _Optional[_Iterable[bytes]] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., filter_lost: _Optional[bool] = ...) -> None: ...
+    filter_left_out: bool
+    def __init__(self, frame: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., frame_hash: _Optional[bytes] = ..., dialect: _Optional[str] = ..., received_at_ms: _Optional[int] = ..., seq: _Optional[int] = ..., variants: _Optional[_Iterable[bytes]] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., filter_lost: _Optional[bool] = ..., filter_left_out: _Optional[bool] = ...) -> None: ...
 
 class MessagePage(_message.Message):
     __slots__ = ("messages", "next", "left_out")

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from app.http import channels, openapi
 from app.http.application import openapi_document
-from app.http.call import Form
+from app.http.call import WHOLE, Form
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
 from sdstore.wire import store_pb2 as wire
@@ -161,6 +161,6 @@ def test_a_page_in_protobuf_gives_every_member(monkeypatch: pytest.MonkeyPatch) 
     )
     page: Any = SimpleNamespace(left_out=[SimpleNamespace(digest=b"d")])
     shown: Any = [(None, SimpleNamespace(variants=(), hints=()), b"{}")]
-    reply = channels.page_reply(call, page, shown, "cursor")
+    reply = channels.page_reply(call, page, shown, "cursor", WHOLE)
     given = wire.MessagePage.FromString(reply.body).ListFields()
     assert {field.name for field, _ in given} == set(openapi.MessagePage.model_fields)
