@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 from app.errors import Code, Problem
+from app.live.hub import PACKED_STREAM_BYTES
 from app.server.connection import READ_BYTES
 from app.server.limits import DEFAULT_LIMITS, MIB, limits_table
 from app.server.node import CHANGEABLE
@@ -90,6 +91,7 @@ def _shared() -> str:
         "bodies_bytes_max": limits.bodies_bytes_max,
         "replies_bytes_max": limits.replies_bytes_max,
         "live_unread_bytes_max": limits.live_unread_bytes_max,
+        "live_compressed_max × 144 KiB": limits.live_compressed_max * PACKED_STREAM_BYTES,
         "live_queue_bytes_max": limits.live_queue_bytes_max,
         "ingest_queue_bytes_max": limits.ingest_queue_bytes_max,
     }

@@ -123,6 +123,22 @@ class Caller:
             raise Problem(Code.FORBIDDEN, "these credentials need a channel_id in every look-up")
         self.require(Scope.READ, channel_id)
 
+    def require_interest(self, interest: Interest) -> None:
+        """Raise `forbidden` unless the grants to read cover all channels of an interest. `extra` names the first fault."""
+        if self.channels is None or _is_within(interest, self.channels):
+            return
+        for kind, names in (("channel", interest.channels), ("prefix", interest.prefixes)):
+            for name in names:
+                alone = frozenset({name})
+                part = (
+                    Interest.make(channels=alone)
+                    if kind == "channel"
+                    else Interest.make(prefixes=alone)
+                )
+                if not _is_within(part, self.channels):
+                    detail = f"the credentials do not cover the {kind} {name!r}"
+                    raise Problem(Code.FORBIDDEN, detail, extra={kind: name})
+
     def require_channel_of_frame(self, frame: bytes) -> None:
         """Raise `forbidden` unless the grants cover the channel of a frame.
 

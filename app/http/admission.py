@@ -542,6 +542,7 @@ class Admission:
             if bytes_max := self._bytes_max(served.node.limits, asgi["method"]):
                 body = await served.bodies.read(receive, headers, bytes_max, call.address)
                 call.body, call.sent_bytes = body.content, body.sent_bytes
+                call.body_room = body.holding
                 if body.holding is not None:
                     call.held.append(body.holding.release)
             if self.turns is not None:

@@ -32,6 +32,7 @@ from app.access.rates import Bucket
 from app.entries import Claim, Entry
 from app.errors import Code, Problem, fault_text
 from app.ingest.quarantine import Absence
+from app.live.hub import Coding
 from app.server.limits import Limits
 from app.server.node import Node
 from app.server.sharing import Holding
@@ -103,6 +104,14 @@ def body_form(content_type: bytes | None, *accepted: Form) -> Form:
         f"Content-Type must be one of {names}",
         headers={"Accept": names},
     )
+
+
+@lru_cache(maxsize=512)
+def stream_coding(accept_encoding: bytes | None) -> Coding | None:
+    """The coding of a stream that an Accept-Encoding header names (RFC 9110, section 12.5.3): zstd rather than gzip."""
+    wanted = _ranges((accept_encoding or b"").decode("latin-1"))
+    best = max(Coding, key=lambda coding: wanted.get(coding, 0.0))
+    return best if wanted.get(best) else None
 
 
 def _ranges(accept: str) -> dict[str, float]:
@@ -334,7 +343,7 @@ class Call:
     joined. `asgi` is the ASGI scope. `body` is the whole unpacked body (empty if the route reads none),
     `sent_bytes` its length as sent. `address` identifies the client in shares and turns. `turn` is what a
     request of a route with turns holds: a handler that only waits from some point on releases it there.
-    `exchange` is that of our server; `target` is what an audited action is about, if the path does not say
+    `body_room` is the body's share of memory. `exchange` is that of our server; `target` is what an audited action is about, if the path does not say
     it; `bucket` is the rate limit of a caller that has one. `held` releases what the request holds.
     """
 
@@ -349,6 +358,7 @@ class Call:
     body: bytes = b""
     sent_bytes: int = 0
     turn: Holding | None = None
+    body_room: Holding | None = None
     target: str = ""
     held: list[Callable[[], None]] = field(default_factory=list)
 
@@ -356,6 +366,12 @@ class Call:
         """Release what the request holds, the last first."""
         while self.held:
             self.held.pop()()
+
+    def free_body(self) -> None:
+        """Free the body and its share of memory, for a request that lasts."""
+        self.body = b""
+        if self.body_room is not None:
+            self.body_room.release()
 
     @property
     def readable(self) -> Readable:

@@ -13,12 +13,15 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from app.access.callers import Scope
 from app.entries import Entry
 from app.errors import Code, Problem
-from app.http.admission import NodeRoute, Reader, get_by_id
+from app.http.admission import NodeRoute, Reader, admitted, get_by_id, json_body
 from app.http.call import (
     Call,
+    Headers,
     Shape,
     Shaped,
     StreamedReply,
@@ -26,9 +29,10 @@ from app.http.call import (
     event_stream,
     heartbeat,
     message_json,
+    stream_coding,
 )
 from app.http.channels import After, CursorKind, Cursors
-from app.http.openapi import EVENTS, documented
+from app.http.openapi import EVENTS, body, content, documented
 from app.http.orders import (
     Indexers,
     NonIndexers,
@@ -39,10 +43,11 @@ from app.http.orders import (
     write_place,
 )
 from app.ingest.prepare import Relayed as RelayedMessage
-from app.live.hub import Heartbeat, LiveEvent, LiveMessage, Skip, Wanted
+from app.live.hub import Heartbeat, LiveEvent, LiveMessage, Packer, Skip, Wanted
 from app.orders import MAX_SEQ, Order
 from app.orders import Wanted as OrderWanted
 from app.store.entryrows import LeftOut
+from recon.agreement import Interest
 from sdstore.sds.codec import to_json
 
 router = APIRouter(tags=["live"], route_class=NodeRoute)
@@ -53,12 +58,39 @@ CONFIRMED_IDS_MAX = 100
 SHORT_IDS_EACH = 16
 """Messages of a stream with a short `meta` for one that has an ID: with 90 bytes it would be half of each event."""
 
+LIVE_BODY_BYTES_MAX = 512 * 1024
+"""200 names of 256 bytes, with each byte escaped as JSON allows."""
+
+Compress = Annotated[
+    bool,
+    Query(
+        description="by Accept-Encoding, zstd or gzip. Whoever sees the network learns lengths: not for streams "
+        "that mix secrets with what strangers write"
+    ),
+]
+
 LastEventId = Annotated[str | None, Header(description="where a reader that reconnects was")]
+
+
+class LiveBody(BaseModel):
+    """The channels of a live stream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    channels: Annotated[list[str], FailFast()] = Field(default_factory=list)
+    prefixes: Annotated[list[str], FailFast()] = Field(
+        default_factory=list, description="all channels that begin with one"
+    )
+    after: str | None = Field(None, description="the ID of the last event")
 
 
 @router.get("/v1/live", **documented(EVENTS))
 async def live(
-    call: Reader, shape: Shaped, after: After = None, last_event_id: LastEventId = None
+    call: Reader,
+    shape: Shaped,
+    after: After = None,
+    last_event_id: LastEventId = None,
+    compress: Compress = False,
 ) -> StreamedReply:
     """New messages of every channel as they come, and before them those after a cursor.
 
@@ -67,7 +99,7 @@ async def live(
     feed after its `cursor` has them, unless that answers 410 because the database went back). With senders also
     `confirmed` and, if ordering fails, `problem`. Comments carry IDs too, from the first one on.
     """
-    return await _stream(call, call.caller.covers, last_event_id or after, shape)
+    return await _stream(call, call.caller.covers, last_event_id or after, shape, compress=compress)
 
 
 @get_by_id(router, "/v1/channels/{channel_id:segment}/live", **documented(EVENTS))
@@ -83,6 +115,7 @@ async def channel_live(
     ] = None,
     after: After = None,
     last_event_id: LastEventId = None,
+    compress: Compress = False,
 ) -> StreamedReply:
     """New messages of a channel as they come, and before them those after a cursor.
 
@@ -97,7 +130,45 @@ async def channel_live(
         order = wanted_order(call, channel_id, indexer, non_indexer, relayed)
         confirmations = _Confirmations(call, order, confirmed_after)
         await confirmations.begin()
-    return await _stream(call, channel_id.__eq__, last_event_id or after, shape, confirmations)
+    return await _stream(
+        call,
+        channel_id.__eq__,
+        last_event_id or after,
+        shape,
+        confirmations,
+        compress=compress,
+    )
+
+
+@router.post("/v1/live", **documented(EVENTS, body(content(LiveBody))))
+async def live_of_many(
+    call: Annotated[Call, admitted(Scope.READ, body_bytes_max=lambda _: LIVE_BODY_BYTES_MAX)],
+    wanted: Annotated[LiveBody, json_body(LiveBody)],
+    shape: Shaped,
+    compress: Compress = False,
+) -> StreamedReply:
+    """One stream of the channels of a list, and of all whose names begin with a prefix.
+
+    The node keeps nothing of it: to change the list, or to go on, send it again with the last event's ID as `after`. A
+    name that the caller may not read is refused (`forbidden`) with the member `channel` or `prefix`.
+    """
+    names = (*wanted.channels, *wanted.prefixes)
+    if not names:
+        raise Problem(Code.INVALID_BODY, "name a channel or a prefix; GET /v1/live has them all")
+    limits = call.node.limits
+    if len(names) > limits.live_names_max:
+        detail = f"{len(names)} channels and prefixes, at most {limits.live_names_max}"
+        raise Problem(Code.TOO_MANY_ITEMS, detail)
+    for name in names:
+        if len(name.encode()) > limits.channel_id_bytes_max:
+            detail = f"{name[:80]!r}…: at most {limits.channel_id_bytes_max} bytes"
+            raise Problem(Code.CHANNEL_ID_TOO_LONG, detail)
+    interest = Interest.make(
+        channels=frozenset(wanted.channels), prefixes=frozenset(wanted.prefixes)
+    )
+    call.caller.require_interest(interest)
+    call.free_body()
+    return await _stream(call, interest.matches, wanted.after, shape, compress=compress)
 
 
 async def _stream(
@@ -106,12 +177,31 @@ async def _stream(
     cursor: str | None,
     shape: Shape,
     confirmations: _Confirmations | None = None,
+    *,
+    compress: bool,
 ) -> StreamedReply:
     cursors = Cursors.of(call.node.store)
     after = await cursors.read_arrival(call.node.store, cursor)
     place = await call.node.live.hub.admit()
     events = call.node.live.hub.events(wanted, after, call.address, place)
-    return event_stream(_parts(events, cursors, shape, confirmations))
+    parts = _parts(events, cursors, shape, confirmations)
+    if not compress:
+        return event_stream(parts)
+    headers: Headers = [(b"vary", b"accept-encoding")]
+    coding = stream_coding(call.headers.get(b"accept-encoding"))
+    if coding is not None and (packer := call.node.live.hub.take_packer(coding)) is not None:
+        headers.append((b"content-encoding", coding.encode()))
+        parts = _packed(parts, packer)
+    return event_stream(parts, headers)
+
+
+async def _packed(
+    parts: AsyncGenerator[Sequence[bytes], None], packer: Packer
+) -> AsyncGenerator[Sequence[bytes], None]:
+    async with aclosing(parts) as open_parts:
+        async for part in open_parts:
+            yield [packer.pack(part)]
+        yield [packer.end()]
 
 
 async def _parts(

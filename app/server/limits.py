@@ -343,6 +343,12 @@ class Limits:
         "bytes",
         "of unread events, counted for each reader although they share the memory",
     )
+    live_compressed_max: int = _bound(
+        500, "streams", "with 144 KiB of context each; further ones are sent uncompressed"
+    )
+    live_names_max: int = _bound(
+        200, "channels and prefixes", "of one live stream: 50 KiB of names; open another for more"
+    )
     live_heartbeat_s: int = _bound(
         15, "seconds", "proxies close connections that are silent for 30 to 60"
     )

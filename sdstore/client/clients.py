@@ -245,9 +245,30 @@ class StoreCalls:
         digests of stored messages whose content the node has lost. Messages come without their bloom
         filters, which only a participant needs, unless `bloom_filter` asks for them.
         """
-        following = Following(
-            channel_id, after, self._options, on_left_out, bloom_filter=bloom_filter
-        )
+
+        def left_out(_channel_id: str, digest: bytes) -> None:
+            if on_left_out is not None:
+                on_left_out((digest,))
+
+        following = Following(channel_id, after, self._options, left_out, bloom_filter=bloom_filter)
+        return AsyncLiveStream(self._network, following)
+
+    def live_of(
+        self,
+        channels: Sequence[str] = (),
+        prefixes: Sequence[str] = (),
+        after: str | None = None,
+        *,
+        on_left_out: Callable[[str, bytes], None] | None = None,
+        bloom_filter: bool = False,
+    ) -> AsyncLiveStream:
+        """As `live`, for some channels and all that begin with a prefix, in one stream: up to 200 names.
+
+        To change the list, open another stream `after` the cursor of this one. `on_left_out` is called with the
+        channel and the digest.
+        """
+        wanted = {"channels": list(channels), "prefixes": list(prefixes)}
+        following = Following(wanted, after, self._options, on_left_out, bloom_filter=bloom_filter)
         return AsyncLiveStream(self._network, following)
 
     def gaps(self, channel_id: str) -> AsyncIterator[Gap]:
@@ -657,6 +678,7 @@ class StoreClient:
         return asyncio.run(run())
 
     live = _blocking(StoreCalls.live, LiveStream)
+    live_of = _blocking(StoreCalls.live_of, LiveStream)
 
     channels = _blocking(StoreCalls.channels, _each)
     gaps = _blocking(StoreCalls.gaps, _each)

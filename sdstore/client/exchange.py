@@ -94,10 +94,12 @@ def send_json(
     document: Mapping[str, object],
     *,
     is_repeatable: bool,
+    **query: Query,
 ) -> Call[_Result_co]:
     """A call with a JSON body."""
     headers = (("accept", JSON), ("content-type", JSON))
-    return Call(method, path, read, headers, json.dumps(document).encode(), is_repeatable)
+    body = json.dumps(document).encode()
+    return Call(method, _target(path, query), read, headers, body, is_repeatable)
 
 
 def path_of(*parts: str) -> str:
@@ -243,13 +245,16 @@ class ClientOptions:
     """Timeouts, retries and bounds of a client.
 
     `timeout_s` bounds each wait for the network, `deadline_s` a whole exchange and `reply_bytes_max`
-    the size of an answer; `retry` governs repeats after transient errors.
+    the size of an answer; `retry` governs repeats after transient errors. `compress_live` compresses live
+    streams (gzip): their lengths then tell whoever sees the network something of secrets in a stream that
+    strangers also write to.
     """
 
     timeout_s: float = 30.0
     deadline_s: float = 120.0
     reply_bytes_max: int = REPLY_BYTES_MAX
     retry: Retry = field(default_factory=Retry)
+    compress_live: bool = False
 
     @property
     def timeout(self) -> httpx.Timeout:

@@ -6,8 +6,10 @@ pause before the next connection. `AsyncLiveStream` does the I/O, and `LiveStrea
 
 import json
 import time
+import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -21,9 +23,11 @@ from sdstore.client.exchange import (
     Call,
     ClientOptions,
     Network,
+    Query,
     finished,
     get,
     network_errors,
+    send_json,
 )
 from sdstore.client.records import LiveMessage, Reply, checked, nothing
 from sdstore.errors import StoreError, malformed_reply
@@ -40,6 +44,18 @@ class ServerEvent(NamedTuple):
     name: str
     event_id: str
     data: str
+
+
+PIECE_BYTES = 64 * 1024
+"""Of a decompressed stream at once."""
+
+LeftOut = Callable[[str, bytes], None]
+"""Called with the channel and the digest of a stored message whose content the node has lost."""
+
+
+class _LeftOut(NamedTuple):
+    channel_id: str
+    digest: bytes
 
 
 class EventReader:
@@ -98,20 +114,22 @@ class Following:
 
     def __init__(
         self,
-        channel_id: str | None,
+        wanted: str | Mapping[str, Sequence[str]] | None,
         after: str | None,
         options: ClientOptions,
-        on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
+        on_left_out: LeftOut | None = None,
         *,
         bloom_filter: bool = False,
     ) -> None:
+        """`wanted`: a channel, lists of `channels` and `prefixes`, or None for everything."""
         self.cursor = after
+        self._wanted = wanted
         self._filter = None if bloom_filter else "none"
-        self._channel_id = channel_id
+        self._unpacking: Any = None  # zlib's decompressor of a compressed stream
         self._on_left_out = on_left_out
         self.options = options
         self._after = after  # of received messages; `cursor` is of taken ones
-        self._waiting: deque[tuple[str | None, LiveMessage | bytes | None]] = deque()
+        self._waiting: deque[tuple[str | None, LiveMessage | _LeftOut | None]] = deque()
         self._events = EventReader(options.reply_bytes_max)
         self._attempt = 0
         self._idle_gaps_count = 0  # gaps in a row without anything new between them
@@ -123,15 +141,44 @@ class Following:
         """The request of the next connection."""
         self._events = EventReader(self.options.reply_bytes_max)
         self.has_gap = self.is_placed = False
-        path = "v1/live" if self._channel_id is None else "v1/channels/live"
-        query = {"channel_id": self._channel_id, "after": self._after, "filter": self._filter}
-        return get(path, nothing, EVENT_STREAM, **query)
+        does_compress = self.options.compress_live
+        query: dict[str, Query] = {"filter": self._filter}
+        query["compress"] = "true" if does_compress else None
+        wanted = self._wanted
+        if wanted is None or isinstance(wanted, str):
+            path = "v1/live" if wanted is None else "v1/channels/live"
+            query |= {"channel_id": wanted, "after": self._after}
+            call = get(path, nothing, EVENT_STREAM, **query)
+        else:
+            document = {**wanted, "after": self._after}
+            call = send_json("POST", "v1/live", nothing, document, is_repeatable=True, **query)
+        if does_compress:
+            call = replace(call, headers=(*call.headers, ("accept-encoding", "gzip")))
+        return call
+
+    def opened(self, encoding: str) -> None:
+        """The answer to the request has this content coding."""
+        if encoding not in ("gzip", "identity"):
+            raise malformed_reply(f"a stream in {encoding}, which was not requested")
+        self._unpacking = zlib.decompressobj(31) if encoding == "gzip" else None
+
+    def _pieces(self, chunk: bytes) -> Iterator[bytes]:
+        """The chunk, decompressed in pieces of a bounded size."""
+        if self._unpacking is None:
+            yield chunk
+            return
+        try:
+            while piece := self._unpacking.decompress(chunk, PIECE_BYTES):
+                chunk = self._unpacking.unconsumed_tail
+                yield piece
+        except zlib.error as error:
+            raise malformed_reply(f"the stream is not gzip: {error}") from None
 
     def feed(self, chunk: bytes | None) -> None:
         """Add a chunk; None at the end of the connection. After a gap the rest of it is useless."""
         if chunk is None:
             raise StoreError("unreachable", 0, "the node ended the stream")
-        for event in self._events.feed(chunk):
+        for event in (each for piece in self._pieces(chunk) for each in self._events.feed(piece)):
             if event.name == "gap":
                 self._after = _text(_object(event.data), "cursor")
                 self._note_gap()
@@ -156,7 +203,7 @@ class Following:
             if isinstance(taken, LiveMessage):
                 return taken
             if taken is not None and self._on_left_out is not None:
-                self._on_left_out((taken,))
+                self._on_left_out(*taken)
         return None
 
     def pause_s(self, error: StoreError) -> float:
@@ -176,13 +223,13 @@ class Following:
         self._has_news = False
         self.has_gap = True
 
-    def _read(self, event: ServerEvent) -> LiveMessage | bytes | None:
-        """A message, or the digest of a left-out one; None for an event with only a cursor."""
+    def _read(self, event: ServerEvent) -> LiveMessage | _LeftOut | None:
+        """A message, or a left-out one; None for an event with only a cursor."""
         if not event.data or event.name not in ("message", "relayed", "left_out"):
             return None  # also for an event of a later version
         document = _object(event.data)
         if event.name == "left_out":
-            return _digest(document)
+            return _LeftOut(_text(document, "channel_id"), _digest(document))
         meta = document.get("meta")
         if not isinstance(meta, dict):
             raise malformed_reply("a live event has no meta")
@@ -256,6 +303,7 @@ class AsyncLiveStream:
         if not is_stream(body.response):
             whole = BoundedBody(self._following.options, time.monotonic())
             raise not_a_stream(await whole.read(body))
+        self._following.opened(body.response.headers.get("content-encoding", "identity"))
         return body
 
 

@@ -98,7 +98,7 @@ class DriverOptions:
     """
 
     channels_max: int = 64
-    """`join` refuses more: each channel has a connection, of which a system and a node give a program so many."""
+    """`join` refuses more: 200 of them share a connection to a store."""
     copies_max: int = 2
     """Other stores that get a copy of each frame, for participants that follow those. Each costs its bytes
     again, which a metered network may not be worth."""

@@ -26,6 +26,7 @@ from typing import Protocol
 from sdstore.client.records import LiveMessage
 from sdstore.errors import StoreError
 from sdstore.participant.events import BackfillProgress, Connection
+from sdstore.participant.livestreams import FellBehindError
 from sdstore.participant.persistence import CURSOR_KEY, ChannelLog, unsaved_code
 from sdstore.participant.stores import Retrieval, Store, Stores, channel_scope
 from sdstore.sds.codec import encode
@@ -165,6 +166,8 @@ class Follower:
             store = await self._stores.choose(self._scope)
             try:
                 await self._follow_store(store)
+            except FellBehindError:
+                continue  # and catch up again
             except StoreError as error:
                 self._is_caught_up.clear()
                 self._stores.failed(store, self._scope, error)
@@ -173,11 +176,10 @@ class Follower:
                 self._say(Connection(store.name, "offline", error.code, error.detail))
 
     async def _follow_store(self, store: Store) -> None:
-        left_out = partial(self._note_left_out, store)
-        # A filter may acknowledge what this participant sent.
-        async with store.client.live(
-            self._inbox.channel_id, on_left_out=left_out, bloom_filter=True
-        ) as stream:
+        def left_out(digest: bytes) -> None:
+            self._note_left_out(store, (digest,))
+
+        async with store.stream().following(self._inbox.channel_id, left_out) as stream:
             start = stream.cursor
             self._say(Connection(store.name, "catching_up"))
             await self._catch_up(store)

@@ -28,6 +28,7 @@ from sdstore.client.clients import AsyncStoreClient
 from sdstore.client.exchange import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, without_password
 from sdstore.client.records import Key, PublishItem, PublishOutcome, StoredMessage
 from sdstore.errors import StoreError, malformed_reply
+from sdstore.participant.livestreams import StoreStream
 from sdstore.sds.effects import Broadcast
 from sdstore.sds.log import ParticipantLog
 from sdstore.sds.model import LAMPORT_MAX, HistoryEntry, Kind, Message, MessageError
@@ -69,8 +70,17 @@ class Store:
     def __init__(self, url: str, client: AsyncStoreClient) -> None:
         self.name = without_password(url)  # for people and files
         self.client = client
+        self._streams: list[StoreStream] = []
         self.failures_count: dict[str, int] = {}
         self.retry_at_s: dict[str, float] = {}
+
+    def stream(self) -> StoreStream:
+        """A live stream that has room for one more channel."""
+        found = next((each for each in self._streams if each.has_room), None)
+        if found is None:
+            found = StoreStream(self.client)
+            self._streams.append(found)
+        return found
 
     def ready_at_s(self, scope: str) -> float:
         """The time from which the store can be tried for `scope`."""

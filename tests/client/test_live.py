@@ -57,7 +57,9 @@ class Node:
         self._connections = list(connections)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append({"path": request.url.path, **dict(request.url.params)})
+        params = dict(request.url.params)
+        assert params.pop("filter") == "none"  # nobody here is a participant
+        self.asked.append({"path": request.url.path, **params})
         answer = self._connections.pop(0)
         if isinstance(answer, Exception):
             raise answer

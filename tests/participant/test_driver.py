@@ -99,7 +99,7 @@ def test_after_a_short_absence_one_page_brings_what_was_missed(
                 # Nobody refers to the last message, and nobody says anything more.
                 await bob.until(lambda bob: bob.texts == texts(5, 1))
             assert network.counts == {
-                "GET /v1/channels/live": 1,
+                "POST /v1/live": 1,
                 "GET /v1/channels/messages": 1,
             }
 
@@ -196,7 +196,7 @@ def test_after_a_long_absence_the_log_is_backfilled(
             network.counts.clear()
             async with joined([url], "bob", file, **late) as bob:
                 assert network.counts == {
-                    "GET /v1/channels/live": 1,
+                    "POST /v1/live": 1,
                     "GET /v1/channels/messages": 1,
                 }
 
@@ -561,5 +561,26 @@ def test_what_was_sent_before_the_end_of_a_program_is_in_its_file_and_arrives(
             ):
                 await bob.until(lambda bob: len(bob.texts) == len(log))
                 assert [each.message.message_id for each in bob.deliveries][: len(sent)] == sent
+
+    run(scenario())
+
+
+def test_the_channels_of_a_driver_share_one_live_connection(url: str) -> None:
+    async def scenario() -> None:
+        network = Network()
+        names = [f"shared {number}" for number in range(20)]
+        async with (
+            joined([url], "ada", channel_id=names[0], network=network) as ada,
+            joined([url], "bob", channel_id=names[-1]) as bob,
+        ):
+            for name in names[1:]:
+                await ada.driver.join(name, "ada")
+            await bob.channel.send(b"hello")
+            last = ada.driver._channels[names[-1]]
+            async for event in last.events():
+                if isinstance(event, Deliver):
+                    break
+            # One for the first channel, and one for all that joined since.
+            assert network.counts["POST /v1/live"] <= 3
 
     run(scenario())

@@ -21,6 +21,7 @@ FIXED = {
     "GET /v1/channels/{channel_id}/live",
     "GET /v1/feed",
     "GET /v1/live",
+    "POST /v1/live",
     "POST /v1/entries",
     "POST /v1/negentropy",
     "POST /v1/recon",

@@ -218,6 +218,13 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
         Attempt("/v1/feed?limit=1", shows=b'"message_id":"shared","channel_id":"mine"'),
     ],
     "GET /v1/live": [],  # a stream: a test of its own below
+    "POST /v1/live": [
+        Attempt(
+            "/v1/live", 403, b'{"channels": ["mine", "SECRET channel"]}', JSON, (b"SECRET channel",)
+        ),
+        Attempt("/v1/live", 403, b'{"prefixes": ["SECRET chan"]}', JSON, (b"SECRET chan",)),
+        Attempt("/v1/live", 403, b'{"channels": ["mine"], "prefixes": [""]}', JSON),
+    ],
     "GET /v1/relay": [],  # a stream: in tests/app/federation/test_relay.py
     "POST /v1/relay": [
         Attempt("/v1/relay", body=relayed_into_theirs(), headers=PROTOBUF, shows=b'"forbidden"'),
