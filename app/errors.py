@@ -57,6 +57,7 @@ class Code(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
+    SENDER_NOT_YOURS = "sender_not_yours"
     TOKENS_UNAVAILABLE = "tokens_unavailable"
     RATE_LIMITED = "rate_limited"
     # the operator's policy
@@ -242,6 +243,14 @@ _CATALOGUE: dict[Code, tuple[int, str, str]] = {
             "The token lacks the scope or the channel; or an operator's route was called "
             "without a token or by a web page of another origin; or the request names "
             "another host, and the node serves its own machine only."
+        ),
+    ),
+    Code.SENDER_NOT_YOURS: (
+        403,
+        "The caller may not write under this sender",
+        (
+            "The channel demands bound senders (bound_senders), and the caller's token is not bound to this "
+            "one. A message that the node has already, and the caller may read, is a duplicate instead."
         ),
     ),
     Code.TOKENS_UNAVAILABLE: (

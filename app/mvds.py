@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from app.access.callers import Caller
 from app.cache import Recent
 from app.entries import Entry, NewEntry, Outcome
 from app.errors import Code, Problem
@@ -50,9 +51,9 @@ FAULT_OF_NODE_MIN = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MvdsCall:
-    """A request of a peer. `caller` and `peer_id` name it together; `channel_ids` are all its channels."""
+    """A request of a peer. The name of `caller` and `peer_id` name it together; `channel_ids` are all its channels."""
 
-    caller: str
+    caller: Caller
     peer_id: str
     channel_ids: Sequence[str]
     payload: bytes
@@ -92,7 +93,7 @@ class MvdsEndpoint(Collector):
         Raises `Problem`: `invalid_body`, `sync_busy`, and those of the door that are not about a
         message (`overloaded`, `disk_full` …). Then the peer sends the payload again.
         """
-        before = await self._store.mvds.read(asked.caller, asked.peer_id)
+        before = await self._store.mvds.read(asked.caller.name, asked.peer_id)
         records = _Records(before.records)
         messages = _Messages()
         node = Node(records, messages, self._options)
@@ -106,7 +107,7 @@ class MvdsEndpoint(Collector):
                 Code.INVALID_BODY, f"not an MVDS payload: {error}", extra={"fault": error.code}
             ) from None
         received = [each.message for each in effects if isinstance(each, Deliver)]
-        digests = await self._take(received, node)
+        digests = await self._take(received, node, asked.caller)
         positions = await self._queue_new(asked, before, node, records, messages, but=digests)
         await self._load_due(records, messages, before.epoch + 1)
         effects = node.tick_peer(PEER, before.epoch + 1)
@@ -127,7 +128,7 @@ class MvdsEndpoint(Collector):
         lost = {each.digest for each in await self._store.frames.left_out(asked)}
         return {each for each, digest in digests.items() if digest in held and digest not in lost}
 
-    async def _take(self, messages: Sequence[Message], node: Node) -> set[bytes]:
+    async def _take(self, messages: Sequence[Message], node: Node, caller: Caller) -> set[bytes]:
         """Publish received messages, then acknowledge them; returns the digests of stored entries.
 
         A refused frame is acknowledged too, or its sender would repeat it for ever.
@@ -136,7 +137,7 @@ class MvdsEndpoint(Collector):
             return set()
         prepared = await self._door.prepare_many([Publication(each.body) for each in messages])
         prepared = [_in_group(*each) for each in zip(messages, prepared, strict=True)]
-        outcomes = await self._door.publish_prepared(prepared, way=Way.MVDS, who="mvds")
+        outcomes = await self._door.publish_prepared(prepared, way=Way.MVDS, caller=caller)
         for outcome in outcomes:
             if isinstance(outcome, Problem) and outcome.status >= FAULT_OF_NODE_MIN:
                 raise outcome.detached()

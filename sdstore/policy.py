@@ -3,6 +3,7 @@
 from sdstore.errors import extra
 
 with extra("server"):
+    from app.access.callers import Binding
     from app.ingest.policy import ACCEPT, Candidate, Policy, Verdict, Way, quarantine, refuse
 
-__all__ = ["ACCEPT", "Candidate", "Policy", "Verdict", "Way", "quarantine", "refuse"]
+__all__ = ["ACCEPT", "Binding", "Candidate", "Policy", "Verdict", "Way", "quarantine", "refuse"]

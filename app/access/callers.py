@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from app.access.proxies import address_key
 from app.entries import Entry
@@ -56,6 +56,31 @@ class Rate(Enum):
     ANONYMOUS = "anonymous"
 
 
+class Binding(StrEnum):
+    """What the credentials of a caller say of the sender of a message that it brings."""
+
+    BOUND = "bound"
+    """The caller is this sender, or speaks for it."""
+    VOUCHED = "vouched"
+    """The caller brings messages of others and vouches for them: an operator, a peer, a bridge."""
+    UNBOUND = "unbound"
+
+
+class SenderGrant(NamedTuple):
+    """A sender that a caller is bound to, and in which channels. `*` at the end: all that begin so."""
+
+    sender: str
+    channels: str
+
+    def covers(self, sender_id: str, channel_id: str) -> bool:
+        """Whether it covers the sender in the channel."""
+        return _fits(self.sender, sender_id) and _fits(self.channels, channel_id)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
 class InChannel(Protocol):
     """Anything that belongs to a channel."""
 
@@ -74,7 +99,7 @@ class Caller:
 
     `name` identifies the caller in budgets and logs; `channels` None means every channel; `token_id` names
     the token that it sent. `publishable` are the channels of the scope publish where they are others than
-    `channels`.
+    `channels`. `senders` are those that it is bound to; `vouches`: it can bring messages of any sender.
     `instance_id` is what a store says of itself in the calls between stores; nothing is granted for it.
     """
 
@@ -85,10 +110,22 @@ class Caller:
     rate: Rate = Rate.FREE
     publishable: Interest | None = None
     instance_id: str = ""
+    senders: tuple[SenderGrant, ...] = ()
+    vouches: bool = False
+
+    def binding(self, sender_id: str, channel_id: str) -> Binding:
+        """What the credentials say of a sender of a message in a channel."""
+        if any(each.covers(sender_id, channel_id) for each in self.senders):
+            return Binding.BOUND
+        return Binding.VOUCHED if self.vouches else Binding.UNBOUND
 
     def covers(self, channel_id: str) -> bool:
         """Whether the grants reach a channel."""
         return self.channels is None or self.channels.matches(channel_id)
+
+    def reads(self, channel_id: str) -> bool:
+        """Whether the caller may read a channel."""
+        return not self.scopes.isdisjoint((Scope.READ, Scope.SYNC)) and self.covers(channel_id)
 
     def visible(self, items: Iterable[_InChannel]) -> list[_InChannel]:
         """The items of channels that the grants reach."""
@@ -123,21 +160,9 @@ class Caller:
             raise Problem(Code.FORBIDDEN, "these credentials need a channel_id in every look-up")
         self.require(Scope.READ, channel_id)
 
-    def require_interest(self, interest: Interest) -> None:
-        """Raise `forbidden` unless the grants to read cover all channels of an interest. `extra` names the first fault."""
-        if self.channels is None or _is_within(interest, self.channels):
-            return
-        for kind, names in (("channel", interest.channels), ("prefix", interest.prefixes)):
-            for name in names:
-                alone = frozenset({name})
-                part = (
-                    Interest.make(channels=alone)
-                    if kind == "channel"
-                    else Interest.make(prefixes=alone)
-                )
-                if not _is_within(part, self.channels):
-                    detail = f"the credentials do not cover the {kind} {name!r}"
-                    raise Problem(Code.FORBIDDEN, detail, extra={kind: name})
+    def covers_prefix(self, prefix: str) -> bool:
+        """Whether the grants reach every channel that begins with a prefix."""
+        return _is_within(Interest.make(prefixes=frozenset({prefix})), self.channels)
 
     def require_channel_of_frame(self, frame: bytes) -> None:
         """Raise `forbidden` unless the grants cover the channel of a frame.
@@ -376,6 +401,13 @@ def _covered(prefixes: tuple[str, ...]) -> Interest | None:
 
 
 _EVERY_CHANNEL = Interest.make(everything=True)
+
+
+def channels_of(prefixes: Sequence[str]) -> Interest:
+    """The channels that a setting names by prefixes, or by `*`."""
+    return _covered(tuple(prefixes)) or _EVERY_CHANNEL
+
+
 _LOCAL = Caller("local", EVERY_SCOPE - {Scope.ADMIN})
 
 

@@ -22,15 +22,24 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.access.callers import EVERY_SCOPE, Authorizer, Caller, Rate, Scope, unauthenticated
+from app.access.callers import (
+    EVERY_SCOPE,
+    Authorizer,
+    Caller,
+    Rate,
+    Scope,
+    SenderGrant,
+    unauthenticated,
+)
 from app.access.operator import OPERATOR_ID
 from app.errors import Code, Problem
 from app.server.disk import replace_file
+from app.server.limits import DEFAULT_LIMITS
 from app.server.logs import audit_change
 from app.server.settings import Settings
 from app.server.supervisor import Supervisor
@@ -52,6 +61,7 @@ all are forgotten and verified again. It is above `TOKENS_MAX` because a scheme 
 NAMES_MAX = 100
 """Channels and prefixes of a token: each costs a step of a look-up by ID without a channel."""
 NAME_BYTES_MAX = 256
+SENDER_BYTES_MAX = DEFAULT_LIMITS.sender_id_bytes_max
 FILE_BYTES_MAX = 64 << 20
 """Of 1,000 tokens with 100 channels of 256 bytes, escaped: a larger file is not ours."""
 
@@ -83,6 +93,8 @@ class Token:
     channels: Interest | None
     created_at_ms: int
     expires_at_ms: int | None
+    senders: tuple[SenderGrant, ...] = ()
+    vouches: bool = False
 
     def document(self) -> dict[str, Any]:
         """The token as JSON, without the hash of its secret."""
@@ -95,6 +107,8 @@ class Token:
             "channel_prefixes": None if channels is None else list(channels.prefixes),
             "created_at_ms": self.created_at_ms,
             "expires_at_ms": self.expires_at_ms,
+            "senders": [each._asdict() for each in self.senders],
+            "vouches": self.vouches,
         }
 
 
@@ -150,12 +164,17 @@ class TokenFile:
         channels: Sequence[str] = (),
         prefixes: Sequence[str] = (),
         expires_in_s: float | None = None,
+        senders: Sequence[SenderGrant] = (),
+        vouches: bool = False,
     ) -> tuple[Token, str]:
         """A new token, and its text, which is not kept. Without channels and prefixes it covers all.
+
+        `senders` and `vouches`: as in `Caller`.
 
         Raises Problem: `invalid_parameter`, `too_many_items`, `tokens_unavailable`.
         """
         _check(name, scopes, channels, prefixes, expires_in_s)
+        _check_senders(senders)
         token_id, secret = (
             secrets.token_hex(_ID_DIGITS // 2),
             secrets.token_hex(_SECRET_DIGITS // 2),
@@ -169,6 +188,8 @@ class TokenFile:
             channels=_interest(channels, prefixes),
             created_at_ms=now_ms,
             expires_at_ms=None if expires_in_s is None else now_ms + int(expires_in_s * 1_000),
+            senders=tuple(senders),
+            vouches=vouches,
         )
 
         def add(tokens: list[Token]) -> None:
@@ -250,6 +271,18 @@ def _check(
         raise Problem(Code.INVALID_PARAMETER, detail)
 
 
+def _check_senders(senders: Sequence[SenderGrant]) -> None:
+    """Raise Problem unless a token can be bound to these."""
+    if len(senders) > NAMES_MAX:
+        raise Problem(Code.TOO_MANY_ITEMS, f"a token is bound to at most {NAMES_MAX} senders")
+    for each in senders:
+        if len(each.sender.encode()) > SENDER_BYTES_MAX:
+            detail = f"a sender ID has at most {SENDER_BYTES_MAX} bytes"
+            raise Problem(Code.INVALID_PARAMETER, detail)
+        if len(each.channels.encode()) > NAME_BYTES_MAX:
+            raise Problem(Code.INVALID_PARAMETER, f"a name has at most {NAME_BYTES_MAX} bytes")
+
+
 def _interest(channels: Sequence[str], prefixes: Sequence[str]) -> Interest | None:
     if not channels and not prefixes:
         return None
@@ -288,7 +321,16 @@ def _from_row(row: Mapping[str, Any]) -> Token:
         channels=channels,
         created_at_ms=int(row["created_at_ms"]),
         expires_at_ms=None if expires_at_ms is None else int(expires_at_ms),
+        senders=tuple(_sender(each) for each in row.get("senders", ())),
+        vouches=row.get("vouches", False) is True,
     )
+
+
+def _sender(row: Mapping[str, Any]) -> SenderGrant:
+    sender, channels = row["sender"], row["channels"]
+    if not isinstance(sender, str) or not isinstance(channels, str):
+        raise TypeError("a sender and its channels are texts")
+    return SenderGrant(sender, channels)
 
 
 def _texts(names: object) -> frozenset[str]:
@@ -396,7 +438,7 @@ class Tokens:
             self.look()
         token, now = self._callers.get(caller.token_id or "", (None, caller))
         # A page of another origin has fewer scopes than its token.
-        is_same = caller is now or (caller.channels == now.channels and caller.scopes <= now.scopes)
+        is_same = caller is now or caller == replace(now, scopes=caller.scopes & now.scopes)
         if (
             token is None
             or not is_same
@@ -501,7 +543,9 @@ _OPERATOR = (
         created_at_ms=0,
         expires_at_ms=None,
     ),
-    Caller(OPERATOR_ID),  # no rate limit, and no token that could be revoked while the node runs
+    Caller(
+        OPERATOR_ID, vouches=True
+    ),  # no rate limit, and no token that could be revoked while the node runs
 )
 
 
@@ -512,6 +556,8 @@ def _caller_of(token: Token) -> Caller:
         token.channels,
         token_id=token.token_id,
         rate=Rate.CALLER,
+        senders=token.senders,
+        vouches=token.vouches or Scope.ADMIN in token.scopes,
     )
 
 

@@ -74,11 +74,32 @@ def new(
         str | None,
         typer.Option("--expires-in", metavar="TIME", help="For example 12h or 90d; unset: never."),
     ] = None,
+    sender: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sender",
+            metavar="S",
+            help="Bound to this sender ID, or to all that begin with it (S*); may be repeated.",
+        ),
+    ] = None,
+    sender_channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sender-channel",
+            metavar="C",
+            help="Bound to its senders in this channel, or in all that begin with it (C*), only; may be repeated.",
+        ),
+    ] = None,
+    vouches: Annotated[
+        bool,
+        typer.Option("--vouches", help="Can bring messages of any sender: for peers and bridges."),
+    ] = False,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a token and print it; it is shown once."""
+    bound = [(each, where) for each in sender or () for where in sender_channel or ["*"]]
     file = _file(data_dir, config)
     expires_in_s = None if expires_in is None else _seconds(expires_in)
     try:
@@ -88,6 +109,8 @@ def new(
             channels=channel or (),
             prefixes=prefix or (),
             expires_in_s=expires_in_s,
+            senders=[_library().SenderGrant(*each) for each in bound],
+            vouches=vouches,
         )
     except Problem as problem:
         if problem.code is not Code.INVALID_PARAMETER:
@@ -117,11 +140,16 @@ def list_tokens(
                 each.name,
                 _scopes(each),
                 _channels(each),
+                _senders_of(each),
                 time_text(each.expires_at_ms),
             )
             for each in found
         ]
-        print_table(table("ID", "name", "scopes", "channels", "expires", rows=rows, whole=("ID",)))
+        print_table(
+            table(
+                "ID", "name", "scopes", "channels", "senders", "expires", rows=rows, whole=("ID",)
+            )
+        )
     else:
         print_note(f"no tokens in {file.path}")
 
@@ -166,7 +194,18 @@ def _seconds(text: str) -> float:
 
 
 def _grants(made: Token) -> str:
-    return f"{_scopes(made)}; {_channels(made)}; expires {time_text(made.expires_at_ms)}"
+    senders = f"; writes as {found}" if (found := _senders_of(made)) else ""
+    expires = time_text(made.expires_at_ms)
+    return f"{_scopes(made)}; {_channels(made)}{senders}; expires {expires}"
+
+
+def _senders_of(made: Token) -> str:
+    if made.vouches:
+        return "any sender"
+    return ", ".join(
+        each.sender if each.channels == "*" else f"{each.sender} in {each.channels}"
+        for each in made.senders
+    )
 
 
 def _scopes(made: Token) -> str:

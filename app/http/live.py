@@ -1,5 +1,5 @@
 """Live messages as server-sent events: `message`, `relayed`, `left_out` for a stored message whose
-content is lost, and `gap` for a reader who fell behind. A reader that names indexers also gets `confirmed`.
+content is lost, `retired` and `released`, and `gap` for a reader who fell behind. A reader that names indexers also gets `confirmed`.
 
 Comments and stored messages carry a feed cursor as event ID, so a reader that reconnects
 (`Last-Event-ID`, or `?after=`) goes on where it was, even if nothing has come yet. After a `gap` it
@@ -43,7 +43,7 @@ from app.http.orders import (
     write_place,
 )
 from app.ingest.prepare import Relayed as RelayedMessage
-from app.live.hub import Heartbeat, LiveEvent, LiveMessage, Packer, Skip, Wanted
+from app.live.hub import Heartbeat, LiveEvent, LiveMessage, Notice, Packer, Skip, Wanted
 from app.orders import MAX_SEQ, Order
 from app.orders import Wanted as OrderWanted
 from app.store.entryrows import LeftOut
@@ -95,7 +95,8 @@ async def live(
     """New messages of every channel as they come, and before them those after a cursor.
 
     Events: `message` (as stored; its ID is a cursor of the feed), `relayed` (a sync or ephemeral message, not
-    stored, no ID), `left_out` (a stored message whose content is lost), `gap` (the reader missed messages: the
+    stored, no ID), `left_out` (a stored message whose content is lost), `retired` and `released` (by an operator, while
+    the reader is connected), `gap` (the reader missed messages: the
     feed after its `cursor` has them, unless that answers 410 because the database went back). With senders also
     `confirmed` and, if ordering fails, `problem`. Comments carry IDs too, from the first one on.
     """
@@ -150,7 +151,7 @@ async def live_of_many(
     """One stream of the channels of a list, and of all whose names begin with a prefix.
 
     The node keeps nothing of it: to change the list, or to go on, send it again with the last event's ID as `after`. A
-    name that the caller may not read is refused (`forbidden`) with the member `channel` or `prefix`.
+    name that the caller may not read is refused (`forbidden`): `list` and `index` of the problem say which.
     """
     names = (*wanted.channels, *wanted.prefixes)
     if not names:
@@ -166,7 +167,12 @@ async def live_of_many(
     interest = Interest.make(
         channels=frozenset(wanted.channels), prefixes=frozenset(wanted.prefixes)
     )
-    call.caller.require_interest(interest)
+    covers = {"channels": call.caller.covers, "prefixes": call.caller.covers_prefix}
+    for kind, listed in (("channels", wanted.channels), ("prefixes", wanted.prefixes)):
+        for at, name in enumerate(listed):
+            if not covers[kind](name):
+                detail = f"the credentials do not cover {kind}[{at}]"
+                raise Problem(Code.FORBIDDEN, detail, extra={"list": kind, "index": at})
     call.free_body()
     return await _stream(call, interest.matches, wanted.after, shape, compress=compress)
 
@@ -210,16 +216,15 @@ async def _parts(
     shape: Shape,
     confirmations: _Confirmations | None,
 ) -> AsyncGenerator[Sequence[bytes], None]:
-    until_id = 0
+    count = 0
     async with aclosing(events) as open_events:
         async for some in open_events:
-            part: list[bytes] = []
-            for each in some:
-                if shape.is_short and isinstance(each, LiveMessage):
-                    until_id = (until_id or SHORT_IDS_EACH) - 1
-                    if not until_id and (line := _id_line(each, cursors)):
-                        part.append(line)
-                part.append(_chunk(each, cursors, shape))
+            part = [_chunk(each, cursors, shape) for each in some]
+            if shape.is_short and some:
+                count += sum(isinstance(each, LiveMessage) for each in some)
+                if count >= SHORT_IDS_EACH and (line := _id_line(some[-1], cursors)):
+                    count = 0
+                    part.insert(-1, line)
             if confirmations is not None:
                 confirmations.note(some)
             # Keep only the rendered bytes, which readers share, while the reader is not reading.
@@ -331,17 +336,20 @@ def _message(message: LiveMessage, cursors: Cursors, shape: Shape) -> bytes:
     if isinstance(message.item, LeftOut):
         event_id = cursors.write(CursorKind.ARRIVAL, *message.item.place)
         return event("left_out", _left_out_json(message.item), event_id)
+    if isinstance(message.item, Notice):
+        return event(message.item.name, _left_out_json(message.item))
     return event("relayed", _relayed_json(message.item, shape))
 
 
-def _id_line(message: LiveMessage, cursors: Cursors) -> bytes:
-    """The ID of an event that is rendered without one; empty for a message that is not stored."""
-    if isinstance(message.item, Entry):
-        return b"id: %s\n" % cursors.write(CursorKind.ARRIVAL, *message.item.place).encode()
+def _id_line(each: LiveEvent, cursors: Cursors) -> bytes:
+    """The ID of an event that is rendered without one; empty for others."""
+    match each:
+        case LiveMessage(item=Entry() as entry):
+            return b"id: %s\n" % cursors.write(CursorKind.ARRIVAL, *entry.place).encode()
     return b""
 
 
-def _left_out_json(left_out: LeftOut) -> dict[str, str]:
+def _left_out_json(left_out: LeftOut | Notice) -> dict[str, str]:
     return {
         "channel_id": left_out.channel_id,
         "message_id": left_out.message_id,

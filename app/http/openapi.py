@@ -354,6 +354,13 @@ class SyncList(BaseModel):
     syncs: list[SyncJson]
 
 
+class SenderJson(BaseModel):
+    """A sender that a token is bound to, and in which channels."""
+
+    sender: str
+    channels: str
+
+
 class TokenJson(BaseModel):
     """An access token, without its secret."""
 
@@ -364,6 +371,8 @@ class TokenJson(BaseModel):
     channel_prefixes: list[str] | None
     created_at_ms: int
     expires_at_ms: int | None
+    senders: list[SenderJson]
+    vouches: bool
 
 
 class NewToken(TokenJson):

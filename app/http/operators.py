@@ -14,7 +14,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from app.access.callers import Scope
+from app.access.callers import Scope, SenderGrant
 from app.access.tokens import HOLDS_AFTER_S, NAMES_MAX
 from app.errors import Code, Problem, SettingsError
 from app.hexadecimal import hex_bytes
@@ -36,6 +36,7 @@ from app.http.openapi import (
     reply,
 )
 from app.ingest.quarantine import Held
+from app.live.hub import Notice
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import reload_settings
 from app.server.workers import WorkerPlace
@@ -49,6 +50,15 @@ _Text = Annotated[str, AfterValidator(utf8_text)]
 _Names = Annotated[list[_Text], FailFast()]
 
 
+class SenderBody(BaseModel):
+    """A sender that a token is bound to, and in which channels; `*` at the end of either: all that begin so."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sender: _Text
+    channels: _Text = "*"
+
+
 class TokenBody(BaseModel):
     """A token to make. Without channels and prefixes it covers every channel."""
 
@@ -59,6 +69,8 @@ class TokenBody(BaseModel):
     channels: _Names = Field(default_factory=list, max_length=NAMES_MAX)
     channel_prefixes: _Names = Field(default_factory=list, max_length=NAMES_MAX)
     expires_in_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    senders: list[SenderBody] = Field(default_factory=list, max_length=NAMES_MAX)
+    vouches: bool = Field(False, description="can bring messages of any sender: a peer, a bridge")
 
 
 @tokens_router.get("/v1/tokens", **documented({200: reply("The tokens", TokenList)}))
@@ -80,6 +92,8 @@ async def create_token(call: Operator, body: Annotated[TokenBody, json_body(Toke
         channels=body.channels,
         prefixes=body.channel_prefixes,
         expires_in_s=body.expires_in_s,
+        senders=[SenderGrant(each.sender, each.channels) for each in body.senders],
+        vouches=body.vouches,
     )
     call.target = token.token_id
     headers = [(b"cache-control", b"no-store")]
@@ -175,6 +189,9 @@ async def release_quarantined(call: Operator, digest: str) -> Reply:
     async with quarantine.deciding():
         entry = await asyncio.to_thread(quarantine.entry, hex_bytes(digest, "a digest"))
         outcome = await call.node.ingest.door.release(entry)
+        message = entry.message
+        notice = Notice("released", message.channel_id, message.message_id, entry.digest)
+        call.node.live.hub.tell(notice)
         await asyncio.to_thread(quarantine.forget, entry.digest)
     _log.info("%s released message %s", call.caller.name, entry.digest.hex())
     return json_only({"digest": entry.digest.hex(), "outcome": outcome.kind})

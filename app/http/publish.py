@@ -77,7 +77,7 @@ async def publish_one(
     if not call.body:
         raise Problem(Code.EMPTY_BODY, "the body is the frame, or the message as JSON")
     publication = _one_publication(call, retrieval_hint or ())
-    outcome = await call.node.ingest.door.publish(publication, call.caller.name)
+    outcome = await call.node.ingest.door.publish(publication, call.caller)
     status = _STATUS[outcome.kind]
     digest = outcome.digest
     headers = [call.location(f"/v1/entries/{digest.hex()}")] if digest else []
@@ -130,9 +130,7 @@ async def _through_the_door(
     publications = [item for item in items if isinstance(item, Publication)]
     # The turn ends when the batch only waits for the disk.
     release = None if call.turn is None else call.turn.release
-    outcomes = iter(
-        await call.node.ingest.door.publish_many(publications, release, call.caller.name)
-    )
+    outcomes = iter(await call.node.ingest.door.publish_many(publications, release, call.caller))
     return [item if isinstance(item, Problem) else next(outcomes) for item in items]
 
 

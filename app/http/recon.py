@@ -265,7 +265,7 @@ async def mvds_exchange(
         body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
         await check_fields(mvds_wire.Payload, call.body, limits.mvds_fields_max)
     asked = MvdsCall(
-        caller=call.caller.name,
+        caller=call.caller,
         peer_id=peer_id,
         channel_ids=channel_ids,
         payload=call.body,

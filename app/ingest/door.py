@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from app.access.callers import Binding, Caller, channels_of
 from app.entries import Claim, MetId, NewEntry, Outcome, OutcomeKind, WriteResult
 from app.errors import Code, Problem
 from app.ingest.policy import Judge, Way
@@ -35,6 +36,7 @@ from app.server.limits import MIB, Limits
 from app.store.entryrows import Rechecked
 from app.store.integrity import is_damage
 from app.store.store import Store
+from recon.agreement import Interest
 from sdstore.sds.model import Kind
 
 # ---- group commit
@@ -462,18 +464,19 @@ class Door:
         """`judge` calls the operator's policy, if there is one."""
         self.store = store
         self.judge = judge
+        self._bound: Interest | None = None
         self.watermark = watermark
         self._committer = committer
         self._limits = limits
         self._published_s = float("-inf")
         self.relay_listeners: list[RelayListener] = []
 
-    async def publish(self, item: Publication, who: str = "") -> Outcome:
+    async def publish(self, item: Publication, caller: Caller | None = None) -> Outcome:
         """The outcome of one message of a caller, once it is on disk. Raises `Problem`."""
         self._published_s = time.monotonic()
         prepared: Prepared = prepare(item, self._limits)
-        if self.judge is not None:
-            [prepared] = await self.judged([prepared], Way.HTTP, who)
+        if self.judge is not None or self._bound is not None:
+            [prepared] = await self.judged([prepared], Way.HTTP, caller)
         if isinstance(prepared, Problem):
             raise prepared
         if isinstance(prepared, NewEntry):
@@ -493,7 +496,7 @@ class Door:
         self,
         items: Sequence[Publication],
         on_prepared: Callable[[], None] | None = None,
-        who: str = "",
+        caller: Caller | None = None,
     ) -> list[Outcome | Problem]:
         """One outcome for each item, in order; a bad item does not spoil the rest.
 
@@ -502,7 +505,7 @@ class Door:
         prepared = await self.prepare_many(items)
         if on_prepared is not None:
             on_prepared()
-        return await self.publish_prepared(prepared, who=who)
+        return await self.publish_prepared(prepared, caller=caller)
 
     async def prepare_many(self, items: Sequence[Publication]) -> list[Prepared]:
         """Decode and check messages; the refusal of a bad one takes its place."""
@@ -517,27 +520,74 @@ class Door:
         return prepared
 
     async def publish_prepared(
-        self, prepared: Sequence[Prepared], source: str = "", way: Way = Way.BATCH, who: str = ""
+        self,
+        prepared: Sequence[Prepared],
+        source: str = "",
+        way: Way = Way.BATCH,
+        caller: Caller | None = None,
     ) -> list[Outcome | Problem]:
         """Write or relay the messages that `prepare_many` prepared; one outcome for each, in order.
 
         `source`: the peer that they came from, for listeners (`Committed`); `way`: how they came, for the
-        policy; `who`: the caller or peer, for the memory of what is refused. Raises Problem: `overloaded` if too many messages wait for the policy.
+        policy; `caller`: who brings them, None for this node itself, which vouches for what its operator or its
+        peers give it. Raises Problem: `overloaded` if too many messages wait for the policy.
         """
         if way is not Way.SYNC:
             self._published_s = time.monotonic()
-        return await self._write(await self.judged(prepared, way, who), source)
+        return await self._write(await self.judged(prepared, way, caller, source), source)
 
     async def judged(
-        self, prepared: Sequence[Prepared], way: Way, who: str = ""
+        self,
+        prepared: Sequence[Prepared],
+        way: Way,
+        caller: Caller | None = None,
+        source: str = "",
     ) -> Sequence[Prepared]:
-        """The messages with the policy's refusals in place of those that it does not accept.
+        """The messages with refusals in place of those that a caller may not bring, or the policy does not accept.
 
         Raises Problem: `overloaded` if too many messages wait for the policy.
         """
+        if self._bound is not None and caller is not None:
+            prepared = await self._of_bound_senders(prepared, self._bound, caller)
         if self.judge is None:
             return prepared
-        return await self.judge.judge(prepared, way, self.store.entries.outlines, who)
+        bringer = caller or Caller(source, vouches=True)
+        return await self.judge.judge(prepared, way, self.store.entries.outlines, bringer)
+
+    @property
+    def demands_senders(self) -> bool:
+        """Whether some channels demand bound senders."""
+        return self._bound is not None
+
+    def demand_bound_senders(self, prefixes: Sequence[str]) -> None:
+        """In these channels take only messages whose senders the caller's credentials cover."""
+        self._bound = channels_of(prefixes) if prefixes else None
+
+    async def _of_bound_senders(
+        self, prepared: Sequence[Prepared], bound: Interest, caller: Caller
+    ) -> Sequence[Prepared]:
+        """Refuse messages of senders to which the caller is not bound, in the channels that demand it.
+
+        What the store has, and the caller may read, is a duplicate whoever brings it: members of a channel
+        broadcast the messages of others again.
+        """
+        checked = list(prepared)
+        repeated: dict[bytes, list[int]] = {}
+        for at, each in enumerate(prepared):
+            if isinstance(each, Problem) or not bound.matches(each.message.channel_id):
+                continue
+            message = each.message
+            if caller.binding(message.sender_id, message.channel_id) is not Binding.UNBOUND:
+                continue
+            detail = f"the credentials do not cover the sender {message.sender_id[:80]!r} in this channel"
+            checked[at] = Problem(Code.SENDER_NOT_YOURS, detail)
+            if isinstance(each, NewEntry) and caller.reads(message.channel_id):
+                repeated.setdefault(each.digest, []).append(at)
+        if repeated:
+            for digest in await self.store.entries.outlines(list(repeated)):
+                for at in repeated[digest]:
+                    checked[at] = prepared[at]
+        return checked
 
     async def release(self, entry: NewEntry) -> Outcome:
         """Write a message that an operator released: the policy does not see it again. Raises Problem."""

@@ -45,6 +45,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from app.access.callers import Binding, Caller
 from app.entries import NewEntry
 from app.errors import Code, Problem, SettingsError
 from app.ingest.prepare import Relayed
@@ -76,7 +77,8 @@ class Candidate(NamedTuple):
     """A message that passed all checks of the store. `is_content` is False for one to relay only.
 
     `digest` is that of the entry (32 bytes; empty if there is none); `id_verifies` says that the message
-    ID matches the content by a known scheme.
+    ID matches the content by a known scheme. `caller` names who brings it, and `binding` says what its
+    credentials say of the sender.
     """
 
     message: Message
@@ -85,6 +87,8 @@ class Candidate(NamedTuple):
     id_verifies: bool
     is_content: bool
     way: Way
+    caller: str = ""
+    binding: Binding = Binding.UNBOUND
 
 
 class Action(StrEnum):
@@ -283,11 +287,11 @@ class Judge(Collector):
         yield family
 
     async def judge(
-        self, checked: Sequence[Checked], way: Way, stored: Stored, who: str = ""
+        self, checked: Sequence[Checked], way: Way, stored: Stored, caller: Caller
     ) -> list[Checked]:
         """The accepted messages, and refusals in the place of the others, in order.
 
-        `who`: against whom the memory of refused ones counts.
+        `caller`: who brings them; against it the memory of refused ones counts.
 
         Raises Problem: `overloaded` if too many callers wait for the policy.
         """
@@ -299,7 +303,7 @@ class Judge(Collector):
         self._waiting_count += 1
         try:
             for start in range(0, len(checked), some_max):
-                judged += await self._some(checked[start : start + some_max], way, stored, who)
+                judged += await self._some(checked[start : start + some_max], way, stored, caller)
         finally:
             self._waiting_count -= 1
             self._end_if_idle()
@@ -315,7 +319,7 @@ class Judge(Collector):
             self._calls.put(None)
 
     async def _some(
-        self, checked: Sequence[Checked], way: Way, stored: Stored, who: str
+        self, checked: Sequence[Checked], way: Way, stored: Stored, caller: Caller
     ) -> list[Checked]:
         digests = [each.digest for each in checked if isinstance(each, NewEntry)]
         fates: Mapping[bytes, Fate] = {}
@@ -338,13 +342,13 @@ class Judge(Collector):
                 unknown.append((len(judged), each))
                 judged.append(each)
         if unknown:
-            verdicts = await self._called([each for _, each in unknown], way, who)
+            verdicts = await self._called([each for _, each in unknown], way, caller)
             for (at, _), verdict in zip(unknown, verdicts, strict=True):
                 judged[at] = verdict
         return judged
 
     async def _called(
-        self, unknown: Sequence[NewEntry | Relayed], way: Way, who: str
+        self, unknown: Sequence[NewEntry | Relayed], way: Way, caller: Caller
     ) -> list[Checked]:
         """What the policy says of some messages, in bounded time."""
         async with self._turn:  # the time of a call begins when the call before it has ended
@@ -354,7 +358,7 @@ class Judge(Collector):
             future: asyncio.Future[list[Checked]] = loop.create_future()
 
             def call() -> None:
-                judged = self._judged(unknown, way, who)
+                judged = self._judged(unknown, way, caller)
                 # The loop is closed if the node ended while the policy hung.
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(_resolve, future, judged)
@@ -393,13 +397,15 @@ class Judge(Collector):
         while (call := self._calls.get()) is not None:
             call()
 
-    def _judged(self, unknown: Sequence[NewEntry | Relayed], way: Way, who: str) -> list[Checked]:
+    def _judged(
+        self, unknown: Sequence[NewEntry | Relayed], way: Way, caller: Caller
+    ) -> list[Checked]:
         """Never raises."""
         judged: list[Checked] = []
         held: list[tuple[int, NewEntry, str]] = []
         refused: list[NewEntry] = []
         for each in unknown:
-            verdict = self._verdict(each, way)
+            verdict = self._verdict(each, way, caller)
             if verdict is None:
                 judged.append(self._failure(is_of_message=True))
             elif verdict.action is Action.ACCEPT:
@@ -416,15 +422,15 @@ class Judge(Collector):
                 if isinstance(each, NewEntry) and each.id_verifies:
                     refused.append(each)
         if held:
-            self._hold(judged, held, way, who)
+            self._hold(judged, held, way, caller.name)
         if refused:
             try:
-                self._quarantine.refuse(refused, who)
+                self._quarantine.refuse(refused, caller.name)
             except Problem as problem:
                 self._log(f"readers are not told: {problem}")
         return judged
 
-    def _verdict(self, each: NewEntry | Relayed, way: Way) -> Verdict | None:
+    def _verdict(self, each: NewEntry | Relayed, way: Way, caller: Caller) -> Verdict | None:
         is_content = isinstance(each, NewEntry)
         candidate = Candidate(
             each.message,
@@ -433,6 +439,8 @@ class Judge(Collector):
             isinstance(each, NewEntry) and each.id_verifies,
             is_content,
             way,
+            caller.name,
+            caller.binding(each.message.sender_id, each.message.channel_id),
         )
         try:
             return checked_verdict(self._policy(candidate))

@@ -47,15 +47,24 @@ POLL_S = 1.0
 """The longest delay of another process's commit; this process's are announced at once."""
 
 
+class Notice(NamedTuple):
+    """What happened to a stored message: `retired`, or `released` from the quarantine."""
+
+    name: str
+    channel_id: str
+    message_id: str
+    digest: bytes
+
+
 @dataclass(slots=True)
 class LiveMessage:
-    """A stored message, or one that is only relayed.
+    """A stored message, one that is only relayed, or what happened to a stored one.
 
     `item` is a `LeftOut` if the content of a stored message is lost. `rendered` caches the rendered
     bytes by form (four at most), which readers share.
     """
 
-    item: Entry | Relayed | LeftOut
+    item: Entry | Relayed | LeftOut | Notice
     channel_id: str
     bytes_count: int
     rendered: dict[object, bytes] = field(default_factory=dict)
@@ -162,6 +171,12 @@ class LiveHub:
         """Pass on a message that is not stored."""
         if self._follower is not None:
             self._append(relayed, relayed.message.channel_id, len(relayed.frame))
+            self._announce()
+
+    def tell(self, notice: Notice) -> None:
+        """Tell the readers of this process what happened to a message."""
+        if self._follower is not None:
+            self._append(notice, notice.channel_id, LEFT_OUT_BYTES)
             self._announce()
 
     async def close(self) -> None:
@@ -275,7 +290,9 @@ class LiveHub:
     def _end(self) -> int:
         return self._first_number + len(self._buffer)
 
-    def _append(self, item: Entry | Relayed | LeftOut, channel_id: str, bytes_count: int) -> None:
+    def _append(
+        self, item: Entry | Relayed | LeftOut | Notice, channel_id: str, bytes_count: int
+    ) -> None:
         self._buffer.append(LiveMessage(item, channel_id, bytes_count))
         self._buffer_bytes += bytes_count
         while (
@@ -286,12 +303,14 @@ class LiveHub:
             self._first_number += 1
 
     async def forget(self, digests: Sequence[bytes]) -> None:
-        """Replace messages that wait for readers by what was left of them."""
+        """Replace retired messages that wait for readers by what was left of them, and tell the readers."""
         gone = {each.digest: each for each in await self._store.frames.left_out(digests)}
         for number, message in enumerate(self._buffer):
             if isinstance(message.item, Entry) and message.item.digest in gone:
                 item = gone[message.item.digest]
                 self._buffer[number] = LiveMessage(item, message.channel_id, message.bytes_count)
+        for each in gone.values():
+            self.tell(Notice("retired", each.channel_id, each.message_id, each.digest))
 
     def _announce(self) -> None:
         self._changed.set()

@@ -184,7 +184,7 @@ class Relay:
         prepared = await self._door.prepare_many([Publication(frame) for frame in frames])
         taken = [self._checked(each, caller) for each in prepared]
         fresh_at = [at for at, each in enumerate(taken) if self._is_fresh(each)]
-        judged = await self._door.judged([taken[at] for at in fresh_at], Way.RELAY)
+        judged = await self._door.judged([taken[at] for at in fresh_at], Way.RELAY, caller, origin)
         fresh: list[Relayed] = []
         for at, each in zip(fresh_at, judged, strict=True):
             if isinstance(each, Relayed):

@@ -144,7 +144,9 @@ class ReconEndpoint:
         """The answer once both sides agree on the interest and the nonce, or what the initiator lacks for that."""
         # What this node wants is read once: it can change while the request waits.
         session, wanted = request.session, self._interests.state
-        response = wire.ReconResponse(version=PROTOCOL_VERSION, policy=_policy_for(caller, wanted))
+        response = wire.ReconResponse(
+            version=PROTOCOL_VERSION, policy=self._policy_for(caller, wanted)
+        )
         pair = caller.name.encode()
         epoch = int(time.time()) // self._limits.session_nonce_lifetime_s
         is_hello = session.WhichOneof("interest") is None
@@ -247,13 +249,24 @@ class ReconEndpoint:
             view = view.corrected(NOTHING_CAME.columns(), later.columns())
         return _Asked(view, later, claims_end)
 
+    def _policy_for(self, caller: Caller, wanted: InterestState) -> int:
+        """This node's policy, and what it grants this caller."""
+        is_bound = self._replica.demands_senders and not caller.vouches
+        if Scope.PUBLISH in caller.scopes and caller.channels is None and not is_bound:
+            return wanted.policy
+        channels = b"" if caller.channels is None else caller.channels.encode()
+        grants = f"{wanted.policy} {sorted(caller.scopes)} {channels!r}"
+        if is_bound:
+            grants += f" {caller.senders!r}"
+        return int.from_bytes(blake3(grants.encode()).digest(length=4), "little")
+
     async def _take(
         self, items: Sequence[wire.Item], caller: Caller, wanted: Interest
     ) -> Sequence[wire.PushOutcome]:
         """Take the items that the caller may publish and this node wants; one outcome per item."""
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
-        replica = self._replica.for_peer(caller.instance_id, Way.RECON, caller.name)
+        replica = self._replica.for_peer(caller.instance_id, Way.RECON, caller)
         outcomes = await take_items(replica, items, caller.covers, wanted)
         if len(items) > FOLLOWED_ITEMS_MIN:
             await self._index.catch_up()
@@ -378,15 +391,6 @@ class _News(NamedTuple):
     since: bytes
     up_to: bytes
     mutual: Interest
-
-
-def _policy_for(caller: Caller, wanted: InterestState) -> int:
-    """This node's policy, and what it grants this caller."""
-    if Scope.PUBLISH in caller.scopes and caller.channels is None:
-        return wanted.policy
-    channels = b"" if caller.channels is None else caller.channels.encode()
-    grants = f"{wanted.policy} {sorted(caller.scopes)} {channels!r}"
-    return int.from_bytes(blake3(grants.encode()).digest(length=4), "little")
 
 
 class KnownInterests:

@@ -19,6 +19,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from app.access.callers import Caller
 from app.entries import NewEntry, OutcomeKind, Watermark
 from app.errors import Code, Problem
 from app.ingest.door import Door
@@ -205,20 +206,25 @@ class NodeReplica:
         self._policy = policy
         self._source = ""
         self._way = Way.RECON
-        self._who = ""
+        self._caller: Caller | None = None
         self._store = store
         self._door = door
         self._index = index
 
-    def for_peer(self, peer_id: str, way: Way, caller: str = "") -> NodeReplica:
+    def for_peer(self, peer_id: str, way: Way, caller: Caller | None = None) -> NodeReplica:
         """This replica for a session with one peer, which commits name as their source.
 
         `peer_id`: of a peer, or the instance ID of a store that calls, or empty if it gave none; `way`: who
-        started the session, for the policy; `caller`: its name, where the peer calls.
+        started the session, for the policy; `caller`: the peer, where it calls.
         """
         replica = copy(self)
-        replica._source, replica._way, replica._who = peer_id, way, caller or peer_id  # noqa: SLF001 - of a copy
+        replica._source, replica._way, replica._caller = peer_id, way, caller  # noqa: SLF001 - of a copy
         return replica
+
+    @property
+    def demands_senders(self) -> bool:
+        """Whether this node demands bound senders in some channels."""
+        return self._door.demands_senders
 
     @property
     def policy(self) -> int:
@@ -375,7 +381,7 @@ class NodeReplica:
         while part := entries[start : start + self.stored_at_once]:
             start += len(part)
             outcomes = await self._door.publish_prepared(
-                [prepared[at].content for at in part], self._source, self._way, self._who
+                [prepared[at].content for at in part], self._source, self._way, self._caller
             )
             for at, outcome in zip(part, outcomes, strict=True):
                 if isinstance(outcome, Problem) and outcome.code is Code.RETIRED:

@@ -234,7 +234,12 @@ class Node:
                 new.verdicts = old.verdicts  # counters of a process never fall
             self.metrics.register(new)
         ingest.judge = ingest.door.judge = new
-        self.federation.interests.revise("" if policy is None else policy.revision)
+        self.revise()
+
+    def revise(self) -> None:
+        """Take over what messages are refused now: peers offer again what was refused before."""
+        self.ingest.door.demand_bound_senders(self.settings.bound_senders)
+        self.federation.interests.revise(_revision(self.ingest.policy, self.settings))
 
     def close_judge(self) -> None:
         """End the thread of the policy, if there is one."""
@@ -273,6 +278,14 @@ async def _index_kept(node: Node) -> AsyncIterator[None]:
             _log.warning("the index was not written: %s: %s", type(error).__name__, error)
 
 
+def _revision(policy: LoadedPolicy | None, settings: Settings) -> str:
+    """Changes when this node might take messages that it refused before."""
+    revision = "" if policy is None else policy.revision
+    if settings.bound_senders:
+        revision += f" bound senders {sorted(settings.bound_senders)}"
+    return revision
+
+
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
     secret = node_secret(settings.data_dir)
     instance_id = instance_id_of(secret)
@@ -293,7 +306,8 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     judge = None if policy is None else Judge(policy.rules, quarantine, limits)
     door = Door(store, committer, limits, watermark=watermark, judge=judge)
 
-    revision = "" if policy is None else policy.revision
+    door.demand_bound_senders(settings.bound_senders)
+    revision = _revision(policy, settings)
     interests = Interests(store, committer, limits, interest_of(settings), revision)
     hub = LiveHub(store, limits, sharing, supervisor)
     relay = Relay(door, hub, limits, lambda: interests.current, instance_id)
@@ -403,6 +417,7 @@ CHANGEABLE = frozenset(
         "policy",
         "anonymous_read",
         "anonymous_publish",
+        "bound_senders",
         "caller_requests_per_minute",
         "caller_bytes_per_minute",
         "anonymous_requests_per_minute",
@@ -440,6 +455,7 @@ def reload_settings(node: Node) -> Reloaded:
     warn_of(certificate)
     if policy is not node.ingest.policy:
         node.take_policy(policy)
+    node.revise()
     node.access.rates.configure(settings)
     for listener in node.reload_listeners:
         listener(settings)

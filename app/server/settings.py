@@ -189,6 +189,11 @@ class Settings(BaseModel):
         [],
         description="prefixes of channels that callers without a token can publish in; * is every channel",
     )
+    bound_senders: CommaList = Field(
+        [],
+        description="prefixes of channels in which callers write only as senders that their token is bound to; "
+        "* is every channel",
+    )
     caller_requests_per_minute: int | None = Field(
         None,
         ge=1,

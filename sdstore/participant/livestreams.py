@@ -122,9 +122,11 @@ class StoreStream:
             if self._channels.get(channel_id) is channel:
                 del self._channels[channel_id]
             self._changed.set()
-            if not self._channels and not self._task.done():
-                self._task.cancel()
-                await asyncio.wait({self._task})
+            if not self._channels and self._task is not None:
+                # Before the wait: a channel that comes meanwhile needs a task of its own.
+                task, self._task = self._task, None
+                task.cancel()
+                await asyncio.wait({task})
 
     async def _run(self) -> None:
         cursor: str | None = None
@@ -132,13 +134,16 @@ class StoreStream:
             while self._channels:
                 await asyncio.sleep(GATHER_S)
                 self._changed.clear()
+                names = list(self._channels)
                 try:
-                    cursor = await self._read(list(self._channels), cursor)
+                    cursor = await self._read(names, cursor)
                 except StoreError as error:
-                    refused = self._channels.pop(error.problem.get("channel", ""), None)
-                    if refused is None:
+                    # The store does not let us read one of them: the others go on without it.
+                    at = error.problem.get("index")
+                    if not isinstance(at, int) or not 0 <= at < len(names):
                         raise
-                    refused.fail(error)
+                    if (refused := self._channels.pop(names[at], None)) is not None:
+                        refused.fail(error)
         except Exception as error:  # noqa: BLE001 - also a fault of ours
             # Its followers end with it, and the driver with them.
             channels, self._channels = self._channels, {}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
+from app.access.callers import Caller
 from app.errors import Problem, SettingsError
 from app.ingest.policy import (
     ACCEPT,
@@ -151,7 +152,7 @@ def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) ->
 
             await one.mvds.exchange(
                 MvdsCall(
-                    caller="caller",
+                    caller=Caller("caller"),
                     peer_id="peer",
                     channel_ids=("c",),
                     payload=payload,

@@ -187,7 +187,8 @@ def test_an_answer_that_is_no_stream_is_named(
 def test_what_the_node_leaves_out_is_told(read: Read) -> None:
     digests = [entry_digest(message(number)) for number in (2, 3)]
     left_out = b"".join(
-        b'id: l\nevent: left_out\ndata: {"digest": "%s"}\n\n' % digest.hex().encode()
+        b'id: l\nevent: left_out\ndata: {"channel_id": "garden", "digest": "%s"}\n\n'
+        % digest.hex().encode()
         for digest in digests
     )
     node = Node(HERE + stored(1) + left_out + stored(4))

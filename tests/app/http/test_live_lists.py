@@ -68,8 +68,8 @@ def test_another_list_goes_on_where_the_one_before_ended(node: RunningNode) -> N
     ("body", "status", "code"),
     [
         ({}, 400, "invalid_body"),
-        ({"channels": ["x"] * 100, "prefixes": ["y"] * 101}, 400, "too_many_items"),
-        ({"channels": ["x" * 257]}, 400, "channel_id_too_long"),
+        ({"channels": ["x"] * 100, "prefixes": ["y"] * 101}, 413, "too_many_items"),
+        ({"channels": ["x" * 257]}, 422, "channel_id_too_long"),
         ({"channels": "x"}, 400, "invalid_body"),
         ({"channels": ["x"], "names": []}, 400, "invalid_body"),
         ({"channels": ["x"], "after": "nonsense"}, 400, "invalid_cursor"),
@@ -93,8 +93,8 @@ def test_a_refused_list_says_which_name_is_at_fault(tmp_path: Path) -> None:
         with posted(node, channels=["a", "/rooms/2"], prefixes=["/rooms/3"]):
             pass
         for body, fault in (
-            ({"channels": ["a", "z"]}, {"channel": "z"}),
-            ({"channels": ["a"], "prefixes": ["/room"]}, {"prefix": "/room"}),
+            ({"channels": ["a", "z"]}, {"list": "channels", "index": 1}),
+            ({"channels": ["a"], "prefixes": ["/room"]}, {"list": "prefixes", "index": 0}),
         ):
             document = node.http.post("/v1/live", json=body).json()
             assert document["code"] == "forbidden"
@@ -237,3 +237,17 @@ def test_the_client_reads_lists_and_compressed_streams(node: RunningNode) -> Non
             with client.live("f", stream.cursor) as stream:
                 node.publish(message(f"5{compress}", "f"))
                 assert next(stream).message.message_id == f"m5{compress}"
+
+
+def test_readers_learn_that_a_message_was_retired(node: RunningNode) -> None:
+    gone = message("gone", "r", b"personal")
+    with posted(node, channels=["r"]) as events, posted(node, channels=["q"]) as others:
+        digest = node.publish(gone).json()["digest"]
+        assert next(events).message_id == "mgone"
+        asked = {"digest": digest, "reason": "a test"}
+        assert node.http.post("/v1/retirements", json=asked).status_code == 200
+        told = next(events)
+        assert (told.name, told.event_id) == ("retired", None)
+        assert told.data == {"channel_id": "r", "message_id": "mgone", "digest": digest}
+        node.publish(message("q", "q"))
+        assert next(others).message_id == "mq"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.access.callers import Caller
 from app.errors import Code, Problem
 from app.mvds import MvdsCall
 from app.server.limits import DEFAULT_LIMITS
@@ -187,7 +188,7 @@ async def test_nothing_is_acknowledged_if_the_node_cannot_write(
 ) -> None:
     message = mvds(1)
     asked = MvdsCall(
-        caller="local",
+        caller=Caller("local"),
         peer_id="ada",
         channel_ids=[CHANNEL],
         payload=encode_payload(Payload(messages=(message,))),
@@ -210,7 +211,7 @@ async def test_nothing_is_acknowledged_if_the_node_cannot_write(
 @pytest.mark.anyio
 async def test_of_two_exchanges_at_once_one_is_written(tmp_path: Path) -> None:
     asked = MvdsCall(
-        caller="local", peer_id="ada", channel_ids=[CHANNEL], payload=b"", interactive=True
+        caller=Caller("local"), peer_id="ada", channel_ids=[CHANNEL], payload=b"", interactive=True
     )
     async with Node.open(Settings(data_dir=tmp_path)) as node:
         state = await node.store.mvds.read("local", "ada")
