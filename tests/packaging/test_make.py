@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_make_run_passes_on_only_what_is_given(given: list[str], passed: str) -> None:
-    environment = {k: v for k, v in os.environ.items() if k not in ("HOST", "PORT", "ARGS")}
+    # `make test ARGS=…`, which may run this test, hands its own variables to every `make` below it.
+    above = ("HOST", "PORT", "ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in above}
     shown = subprocess.run(
         ["make", "--dry-run", "run", *given],
         cwd=ROOT,

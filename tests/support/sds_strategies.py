@@ -6,7 +6,7 @@ from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Dialect, HistoryEntry, M
 
 # Any text UTF-8 can carry but U+0000, which no message may hold.
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
-ids = st.one_of(texts.filter(bool), st.from_regex(r"[0-9a-f]{64}", fullmatch=True))
+ids = st.one_of(texts.filter(bool), st.binary(min_size=32, max_size=32).map(bytes.hex))
 lamports = st.one_of(
     st.integers(LAMPORT_MIN, LAMPORT_MAX),
     st.sampled_from([LAMPORT_MIN, -1, 0, 1, 2**31 - 1, 2**31, LAMPORT_MAX]),
