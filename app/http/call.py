@@ -15,9 +15,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Mutabl
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from enum import Enum, StrEnum
+from enum import Enum
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 import orjson
@@ -524,20 +524,6 @@ def heartbeat(event_id: str) -> bytes:
     return b": still here\nid: %s\n\n" % event_id.encode()
 
 
-class FilterForm(StrEnum):
-    """What becomes of the bloom filters of messages in a reply."""
-
-    FULL = "full"
-    NONE = "none"
-
-
-class MetaForm(StrEnum):
-    """What a reply tells of a message beside the message itself."""
-
-    FULL = "full"
-    SHORT = "short"
-
-
 class Shape(NamedTuple):
     """The parts of messages that a caller wants in a list or a stream."""
 
@@ -554,16 +540,17 @@ WHOLE = Shape()
 
 def _shape(
     filter_form: Annotated[
-        FilterForm,
+        Literal["full", "none"],
         Query(
             alias="filter", description="`none`: without bloom filters, which is most of a frame"
         ),
-    ] = FilterForm.FULL,
+    ] = "full",
     meta_form: Annotated[
-        MetaForm, Query(alias="meta", description="`short`: digest and sequence number only")
-    ] = MetaForm.FULL,
+        Literal["full", "short"],
+        Query(alias="meta", description="`short`: digest and sequence number only"),
+    ] = "full",
 ) -> Shape:
-    return Shape(filter_form is FilterForm.FULL, meta_form is MetaForm.SHORT)
+    return Shape(filter_form == "full", meta_form == "short")
 
 
 Shaped = Annotated[Shape, Depends(_shape)]

@@ -95,7 +95,7 @@ async def live(
     """New messages of every channel as they come, and before them those after a cursor.
 
     Events: `message` (as stored; its ID is a cursor of the feed), `relayed` (a sync or ephemeral message, not
-    stored, no ID), `left_out` (a stored message whose content is lost), `retired` and `released` (by an operator, while
+    stored, no ID), `left_out` (a stored message whose content is lost), `superseded`, `retired` and `released` (events about a message, while
     the reader is connected), `gap` (the reader missed messages: the
     feed after its `cursor` has them, unless that answers 410 because the database went back). With senders also
     `confirmed` and, if ordering fails, `problem`. Comments carry IDs too, from the first one on.

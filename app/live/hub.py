@@ -48,7 +48,10 @@ POLL_S = 1.0
 
 
 class Notice(NamedTuple):
-    """What happened to a stored message: `retired`, or `released` from the quarantine."""
+    """What happened to a stored message: `retired`, `released` from the quarantine, or `superseded`.
+
+    The last one is about an ID: the store serves this message under it now, and another one before.
+    """
 
     name: str
     channel_id: str
@@ -346,14 +349,30 @@ class LiveHub:
         if not await self._store.arrivals.holds(self._last):
             await self._begin_again()
             return False
+        superseding = await self._superseding(page.entries)
         for item in page.in_order:
             self._append(item, item.channel_id, _bytes_of(item))
+            if item.digest in superseding:
+                notice = Notice("superseded", item.channel_id, item.message_id, item.digest)
+                self._append(notice, item.channel_id, LEFT_OUT_BYTES)
         self._last = page.last or self._last
         if page.last is not None:
             self._announce()
             # Let readers run before the buffer drops messages.
             await asyncio.sleep(0)
         return page.next is not None
+
+    async def _superseding(self, entries: Sequence[Entry]) -> set[bytes]:
+        """Those that the store serves now under an ID that had another message before."""
+        found = set()
+        metas = await self._store.entries.meta_of(entries)
+        for entry, meta in zip(entries, metas, strict=True):
+            if meta.variants:
+                with suppress(Problem):  # the content of the one that is served is gone
+                    served = await self._store.entries.find(entry.message_id, entry.channel_id)
+                    if served is not None and served.entry.digest == entry.digest:
+                        found.add(entry.digest)
+        return found
 
     async def _begin_again(self) -> None:
         """The database was rolled back: give every reader a gap that ends at the present."""

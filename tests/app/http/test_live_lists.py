@@ -20,7 +20,8 @@ from app.server.limits import DEFAULT_LIMITS
 from recon.agreement import Interest
 from sdstore.client import StoreClient
 from sdstore.client.exchange import ClientOptions
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds import SHA256_MESSAGE
+from sdstore.sds.model import HistoryEntry, Message, entry_digest
 from tests.app.http.test_live import Event, events_of, message
 from tests.support.server import RunningNode, running_node
 
@@ -251,3 +252,19 @@ def test_readers_learn_that_a_message_was_retired(node: RunningNode) -> None:
         assert told.data == {"channel_id": "r", "message_id": "mgone", "digest": digest}
         node.publish(message("q", "q"))
         assert next(others).message_id == "mq"
+
+
+def test_readers_learn_that_an_id_has_another_message_now(node: RunningNode) -> None:
+    content = b"the real one"
+    real_id = SHA256_MESSAGE.make(Message("", "s", lamport_timestamp=1, content=content))
+    forged = Message(real_id, "s", lamport_timestamp=1, content=b"forged")
+    real = replace(forged, content=content)
+    with posted(node, channels=["s"]) as events:
+        node.publish(forged)
+        node.publish(real)
+        node.publish(replace(forged, content=b"forged again"))
+        node.publish(message("last", "s"))
+        shown = [next(events) for _ in range(5)]
+    names = [each.name for each in shown]
+    assert names == ["message", "message", "superseded", "message", "message"]
+    assert shown[2].data["digest"] == entry_digest(real).hex()

@@ -6,18 +6,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import pytest
 
-from app.access.callers import EVERY_SCOPE, Caller, Scope, SenderGrant
+from app.access.callers import EVERY_SCOPE, Binding, Caller, Scope, SenderGrant
 from app.access.tokens import HOLDS_AFTER_S, TokenFile
+from app.ingest.policy import ACCEPT, Candidate, Verdict
 from sdstore import mvds
 from sdstore.sds.codec import encode, to_json
 from sdstore.sds.model import Message, entry_digest
 from sdstore.wire import recon_pb2 as recon_wire
 from sdstore.wire import store_pb2 as wire
+from tests.app.federation.test_relay import links_up
+from tests.app.http.test_live import live
 from tests.app.http.test_recon import hand_shake, request_in
 from tests.support.server import PROTOBUF, RunningNode, running_node
 
@@ -262,3 +265,51 @@ def synced(node: RunningNode, peer_id: str) -> dict[str, Any]:
     while (sync := node.http.get(path).json())["state"] != "finished":
         time.sleep(0.02)
     return dict(sync)
+
+
+class Noting:
+    """A policy that accepts everything, and notes what it was told of it."""
+
+    revision = "1"
+    seen: ClassVar[list[tuple[str, str, str, Binding]]] = []
+
+    def __call__(self, candidate: Candidate) -> Verdict:
+        self.seen.append(
+            (candidate.message.message_id, candidate.way, candidate.caller, candidate.binding)
+        )
+        return ACCEPT
+
+
+def test_the_policy_sees_who_brings_a_message_by_which_path_and_what_binds_it(
+    tmp_path: Path,
+) -> None:
+    content = {"lamport_timestamp": 1, "content": b"x"}
+    with running_node(
+        tmp_path, authorizer=ByHeader(), policy=f"{__name__}:Noting", bound_senders=["/rooms/"]
+    ) as node:
+        ways = (as_frame, in_a_batch, by_recon, by_mvds)
+        for number, way in enumerate(ways):
+            message = Message(f"{number}", FREE, "ada", **content)  # type: ignore[arg-type]
+            assert way(node, message, "bound") is None
+        as_frame(node, Message("u", FREE, "ada", **content), "unbound")  # type: ignore[arg-type]
+        as_frame(node, Message("v", ROOM, "ada", **content), "vouching")  # type: ignore[arg-type]
+        as_frame(node, Message("no", ROOM, "ada", **content), "unbound")  # type: ignore[arg-type]
+    assert Noting.seen == [
+        ("0", "http", "bound", Binding.BOUND),
+        ("1", "batch", "bound", Binding.BOUND),
+        ("2", "recon", "bound", Binding.BOUND),
+        ("3", "mvds", "bound", Binding.BOUND),
+        ("u", "http", "unbound", Binding.UNBOUND),
+        ("v", "http", "vouching", Binding.VOUCHED),
+    ]
+
+
+def test_a_node_vouches_for_what_a_peer_relays_to_it(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "two") as two,
+        running_node(tmp_path / "one", bound_senders=["*"], peers=[two.url]) as one,
+        live(one) as events,
+    ):
+        links_up(one, 1)
+        two.publish(Message("typing", ROOM, "ada", content=b"..."))
+        assert next(events).message_id == "typing"
