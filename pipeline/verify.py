@@ -444,5 +444,5 @@ def _compare_grown(
 
 
 def _newest(client: StoreClient, channel_id: str, count: int) -> Iterator[bytes]:
-    newest = client.messages(channel_id, order="arrival", direction="desc")
+    newest = client.messages(channel_id, order="arrival", direction="desc", bloom_filter=False)
     return (message.digest for message in islice(newest, max(count, 0)))

@@ -320,7 +320,8 @@ class _Story:
 def _holding(client: StoreClient) -> Holding:
     return {
         channel.channel_id: [
-            (each.message.message_id, each.digest) for each in client.messages(channel.channel_id)
+            (each.message.message_id, each.digest)
+            for each in client.messages(channel.channel_id, bloom_filter=False)
         ]
         for channel in client.channels()
     }

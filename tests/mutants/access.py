@@ -18,6 +18,7 @@ _TLS = "tests/app/http/test_tls.py"
 _RELOAD = "tests/app/http/test_reload.py"
 _WITHDRAWN = "test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_workers"
 _TAKEN_OVER = f"{_RELOAD}::test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node"
+_SENDERS = ("tests/app/http/test_senders.py",)
 _CALLERS = ("tests/app/test_callers.py",)
 _OPERATOR = ("tests/app/cli/test_operator.py",)
 
@@ -100,5 +101,17 @@ FAULTS = [
     ),
     _fault(
         "a reload keeps the policy", "app.server.node:Node.take_policy", nothing, (_TAKEN_OVER,)
+    ),
+    _fault(
+        "callers are bound to every sender",
+        "app.access.callers:Caller.binding",
+        returns("bound"),
+        _SENDERS,
+    ),
+    _fault(
+        "a message of another passes for callers who may not read it",
+        "app.access.callers:Caller.reads",
+        returns(True),
+        _SENDERS,
     ),
 ]
