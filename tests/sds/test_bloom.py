@@ -277,19 +277,27 @@ SENT_BY_NIM = filled(["a"], Form.NIM).to_bytes()
 SOME_PAIRS = pairs_of([f"message {number}" for number in range(10)])
 
 
+DEAR = 12
+"""A filter can ask for `HASH_COUNT_MAX` hashes, 6.4 times as many as an honest one; reading it costs, too."""
+
+
 def fuzz_filters(seed: int, count: int) -> None:
     rng = random.Random(seed)
     read_count = 0
+    honest_ns = min(read_hostile(SENT_BY_NIM)[1] for _ in range(5))
     for _ in range(count):
         data = fuzz(rng)
         is_read, spent_ns = read_hostile(data)
         read_count += is_read
         # A busy machine, or a first call that fills caches, is not the filter's fault.
         again = 0
-        while spent_ns > 1_000_000 and again < 5:
+        while spent_ns > DEAR * honest_ns and again < 5:
             again += 1
             spent_ns = read_hostile(data)[1]
-        assert spent_ns <= 1_000_000, f"{spent_ns} ns for {data[:64].hex()}…, {len(data)} bytes"
+            honest_ns = max(honest_ns, read_hostile(SENT_BY_NIM)[1])
+        assert spent_ns <= DEAR * honest_ns, (
+            f"{spent_ns} ns for {data[:64].hex()}…, {len(data)} bytes"
+        )
     assert read_count > count // 20
 
 
@@ -304,11 +312,11 @@ def read_hostile(data: bytes) -> tuple[bool, int]:
     return received is not None, time.thread_time_ns() - started_ns
 
 
-def test_hostile_filters_never_raise_and_cost_less_than_a_millisecond() -> None:
+def test_hostile_filters_never_raise_and_cost_little_more_than_honest_ones() -> None:
     fuzz_filters(seed=29, count=5_000)
 
 
 @pytest.mark.soak
-def test_100_000_hostile_filters_never_raise_and_cost_less_than_a_millisecond() -> None:
+def test_100_000_hostile_filters_never_raise_and_cost_little_more_than_honest_ones() -> None:
     for seed in range(10):
         fuzz_filters(seed, 10_000)
