@@ -23,7 +23,7 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
@@ -40,6 +40,7 @@ from app.server.sharing import Sharing, Turns
 from app.store.entryrows import LeftOut, Tombstone
 from app.store.store import Store
 from sdstore.ordering import Change, Ordering, OrderingError, Roles
+from sdstore.ordering.order import Added
 from sdstore.sds.codec import decode
 from sdstore.sds.model import Rank, is_disproved, rank
 
@@ -74,17 +75,27 @@ MAX_SEQ = 2**63 - 1
 _T = TypeVar("_T")
 
 
+class WantedChange(NamedTuple):
+    """Other writers from a confirmed message on."""
+
+    after: str
+    indexers: tuple[str, ...]
+    relayed: tuple[str, ...]
+
+
 class Wanted(NamedTuple):
-    """An order by its channel and its writers, which are sorted."""
+    """An order by its channel and its writers, which are sorted, and their changes in order."""
 
     channel_id: str
     indexers: tuple[str, ...]
     relayed: tuple[str, ...]
+    changes: tuple[WantedChange, ...] = ()
 
     @property
     def name(self) -> str:
         """A hash in hexadecimal, for cursors: 64 digits."""
-        return blake3(orjson.dumps([*self])).hexdigest()
+        *same, changes = self
+        return blake3(orjson.dumps([*same, *map(tuple, changes)])).hexdigest()
 
 
 class Known(NamedTuple):
@@ -145,11 +156,15 @@ class Order:
 
     def begin(self) -> None:
         """Forget everything that was read."""
-        roles = Roles(indexers=self.wanted.indexers, relayed=frozenset(self.wanted.relayed))
         try:
-            self.ordering = Ordering(roles)
+            self.ordering = Ordering(_roles_of(self.wanted))
         except OrderingError as error:
             raise Problem(Code.INVALID_PARAMETER, error.detail) from None
+        self._changes = iter(self.wanted.changes)
+        self._coming = next(self._changes, None)
+        self._changed_at = 0  # messages up to the last change of roles
+        self._rest: Iterator[Added] | None = None
+        self.problem: Problem | None = None
         self.read = START
         self.known: dict[str, Known] = {}
         self._senders: dict[str, str] = {}  # one string for each
@@ -172,21 +187,50 @@ class Order:
     # ---- reading, in the thread
 
     def take(self, items: Sequence[Entry | LeftOut]) -> Taken:
-        """Add messages in arrival order, for one step. If `ordering.is_behind`, it first orders what it has."""
+        """Add messages in arrival order, for one step. If `is_behind`, it first orders what it has."""
         started_s, until_s = time.thread_time(), time.perf_counter() + STEP_S
         count = 0
-        while count < len(items) or self.ordering.is_behind:
+        while count < len(items) or self.is_behind:
             try:
                 if self.ordering.is_behind:
                     self._note(self.ordering.go_on)
+                elif self._rest is not None:
+                    self._take_rest(self._rest)
                 else:
                     count += 1
                     self._take(items[count - 1])
+                self._change_roles()
             except OrderingError:  # too many messages wait
                 self.is_too_large = True
-            if self.is_too_large or time.perf_counter() > until_s:
+            if self.is_too_large or self.problem or time.perf_counter() > until_s:
                 break
         return Taken(count, 1 + int(1_000 * (time.thread_time() - started_s)))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether messages that were read are not in the order yet."""
+        return self.ordering.is_behind or self._rest is not None
+
+    def _change_roles(self) -> None:
+        """Begin the next roles once their message is confirmed; the messages after it follow in steps."""
+        change = self._coming
+        if change is None or self._rest is not None or not self.ordering.is_confirmed(change.after):
+            return
+        before = len(self.ordering)
+        changed, rest = self.ordering.begin_roles(_roles_of(change), change.after)
+        if changed.confirmed_count < self._changed_at:
+            detail = f"the change at {change.after!r} comes before the one that it follows"
+            self.problem = Problem(Code.INVALID_PARAMETER, detail)
+            return
+        self._coming, self._changed_at = next(self._changes, None), changed.confirmed_count
+        self.ordering, self._rest = changed, rest
+        self._changed(before, self._changed_at)
+
+    def _take_rest(self, rest: Iterator[Added]) -> None:
+        if (each := next(rest, None)) is None:
+            self._rest = None
+        else:
+            self._note(partial(self.ordering.add, *each))
 
     def _take(self, item: Entry | LeftOut) -> None:
         first = self.known.get(item.message_id) or Known(item.message_id, item.digest, None)
@@ -222,9 +266,11 @@ class Order:
         """Change the order, and note from where on."""
         before = len(self.ordering)
         change = work()
-        first_changed = before - change.rewound
+        self._changed(before, before - change.rewound)
+
+    def _changed(self, before: int, first_changed: int) -> None:
         del self._hashes[first_changed // HASH_EVERY :]
-        if change.rewound:
+        if first_changed < before:
             self._note_rewind(first_changed)
 
     def _remember(self, known: Known) -> None:
@@ -295,6 +341,10 @@ class Order:
             rewinds[:2] = [(rewinds[1][0], rewinds[0][1])]
 
 
+def _roles_of(writers: Wanted | WantedChange) -> Roles:
+    return Roles(indexers=writers.indexers, relayed=frozenset(writers.relayed))
+
+
 def _text_bytes(text: str) -> int:
     """Memory of the characters of a text, and of the same text in UTF-8."""
     return len(text) * (2 if text.isascii() else 8)
@@ -349,8 +399,10 @@ class Orders:
         order.users_count += 1
         try:
             async with order.lock:
-                if order.read.number < through_seq or order.ordering.is_behind:
+                if order.read.number < through_seq or order.is_behind:
                     await self._catch_up(order, caller)
+                if order.problem is not None:
+                    raise order.problem
                 if order.is_too_large:
                     bound = self._limits.order_bytes_max
                     detail = f"this order needs more than {bound} bytes, or too many messages wait for others"
@@ -386,7 +438,7 @@ class Orders:
         until_s = time.monotonic() + self._limits.order_call_s
         left_count = self._limits.order_messages_per_call_max
         order.is_complete = False
-        while not order.is_complete and not order.is_too_large:
+        while not (order.is_complete or order.is_too_large or order.problem):
             if left_count <= 0 or time.monotonic() > until_s or caller.has_left():
                 return
             with await self._sharing.turns[Turns.READS].take(caller.address, 1):
@@ -406,7 +458,7 @@ class Orders:
             left_count -= len(items)
             await self._take(order, caller, items)
             is_at_end = page.next is None and (page.last is None or order.read == page.last)
-            order.is_complete = is_at_end and not order.ordering.is_behind
+            order.is_complete = is_at_end and not order.is_behind
 
     async def _read_lost(self, order: Order, caller: OrderCaller) -> None:
         """Add messages whose content came back."""
@@ -424,7 +476,9 @@ class Orders:
     ) -> None:
         """Add messages, until the caller has left or the order is too large."""
         while (
-            (items or order.ordering.is_behind) and not order.is_too_large and not caller.has_left()
+            (items or order.is_behind)
+            and not (order.is_too_large or order.problem)
+            and not caller.has_left()
         ):
             budget = self._anonymous_budget if caller.is_anonymous else self._budget
             budget.check(caller.name)

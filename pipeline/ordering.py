@@ -203,6 +203,7 @@ def _summary(order: Order) -> OrderPage:
         next=None,
         next_confirmed="",
         indexers=tuple(OrderIndexer(**asdict(each)) for each in ordering.indexers),
+        waits_for=ordering.waits_for,
     )
 
 

@@ -53,6 +53,9 @@ CANNOT_RUN = {
     "sudo sdstore --token-file /var/lib/sdstore/operator.token peers list": (
         "needs a node of another user: tests/app/cli/test_operator.py names the file"
     ),
+    "sdstore indexer general --as server --file server.db --node http://127.0.0.1:8000": (
+        "runs until it is stopped: tests/app/cli/test_indexer.py"
+    ),
     "sdstore quarantine list": ("needs messages in the quarantine: tests/app/test_policy.py"),
     'spark.read.format("sdstore").option("url", "sqlite:///data/sdstore.db").load()': (
         "lines of a Spark program: tests/pipeline/test_source.py and test_live.py run them"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sdstore.participant import channelorder
 from tests.support.server import running_node
 
 ROOT = Path(__file__).parent.parent
@@ -25,6 +26,7 @@ def test_the_examples_run_one_after_the_other_and_print_what_they_say(
     assert found
     names: dict[str, Any] = {"__name__": "example"}
     monkeypatch.chdir(tmp_path)  # examples write files
+    monkeypatch.setattr(channelorder, "VOTE_SLOT_MS", 200)
     with running_node(tmp_path / "node") as node:
         for example in found:
             exec(compile(example.replace(NODE, node.url), page, "exec"), names)

@@ -79,6 +79,7 @@ from sdstore.client.records import (
     WakuEnvelope,
 )
 from sdstore.errors import StoreError
+from sdstore.ordering import Roles, RolesChange
 from sdstore.sds.codec import decode, to_json
 from sdstore.sds.model import frame_hash
 
@@ -675,6 +676,32 @@ Relayed = Annotated[
     _senders("--relayed", "A sender whose messages are in the tail once an indexer names them"),
 ]
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--change",
+        metavar="JSON",
+        help='Other roles from a confirmed message on: {"after": "ID", "indexers": ["SENDER"]}; may be repeated.',
+    ),
+]
+
+
+def change_argument(text: str) -> RolesChange:
+    """A change of roles. Raises CliError."""
+    try:
+        document = json.loads(text)
+        named = [document["indexers"], document.get("relayed", [])]
+        if document.keys() <= {"after", "indexers", "relayed"} and all(
+            isinstance(each, str) for each in [document["after"], *named[0], *named[1]]
+        ):
+            return RolesChange(
+                document["after"], Roles(indexers=named[0], relayed=frozenset(named[1]))
+            )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    detail = f"--change {text!r} is not a JSON object with `after` and `indexers`"
+    raise CliError(Exit.USAGE, "invalid_parameter", detail)
+
 
 @verbs.command()
 def order(
@@ -682,12 +709,16 @@ def order(
     indexer: Indexers = None,
     non_indexer: NonIndexers = None,
     relayed: Relayed = None,
+    change: Changes = None,
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> int:
     """Show the order of a channel: the confirmed prefix, which never changes, then the tentative tail."""
+    changes = [change_argument(each) for each in change or ()]
     with node_client(node) as client:
-        items, page = _read(client, channel_id, indexer or [], non_indexer or [], relayed or [])
+        items, page = _read(
+            client, channel_id, indexer or [], non_indexer or [], relayed or [], changes
+        )
         if not items and not page.waiting_count:
             client.channel(channel_id)  # raises not_found where the node has no such channel
     print_order(items, page, as_json=as_json)
@@ -714,6 +745,7 @@ def _read(
     indexers: list[str],
     non_indexers: list[str],
     relayed: list[str],
+    changes: list[RolesChange],
 ) -> tuple[list[OrderItem], OrderPage]:
     """The whole order and its last page. If the tail changes meanwhile, it is read again."""
     items: list[OrderItem] = []
@@ -729,6 +761,7 @@ def _read(
                     indexers,
                     non_indexers=non_indexers,
                     relayed=relayed,
+                    changes=changes,
                     with_messages=True,
                     after=after,
                     limit=PAGE,
@@ -774,6 +807,7 @@ def _summary(page: OrderPage) -> dict[str, Any]:
             "breaches": [asdict(each) for each in page.breaches],
             "left_out": [digest.hex() for digest in page.left_out],
             "indexers": [asdict(each) for each in page.indexers],
+            "waits_for": page.waits_for and asdict(page.waits_for),
             "next_confirmed": page.next_confirmed,
         }
     }
@@ -801,6 +835,10 @@ def _print_notes(page: OrderPage) -> None:
                 unseen = counted(each.unseen_count, "message", "messages")
                 name = printable(each.sender_id)
                 print_note(f"the indexer {name} has not seen {unseen} of other indexers")
+    if (waits_for := page.waits_for) is not None:
+        names = ", ".join(map(printable, waits_for.sender_ids[:NAMED_MAX]))
+        more = " and others" if len(waits_for.sender_ids) > NAMED_MAX else ""
+        print_note(f"confirmation waits for messages by {waits_for.count} of: {names}{more}")
     for breach in page.breaches[:NAMED_MAX]:
         shown = " and ".join(dict.fromkeys([breach.message_id, breach.other_message_id]))
         where = f" ({printable(shown)})" if breach.message_id else ""

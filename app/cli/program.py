@@ -38,6 +38,7 @@ MODULES = {
     "channels": "app.cli.messages",
     "gaps": "app.cli.messages",
     "order": "app.cli.messages",
+    "indexer": "app.cli.indexer",
     "tail": "app.cli.messages",
     "backfill": "app.cli.sync",
     "sync": "app.cli.sync",

@@ -34,6 +34,7 @@ from app.http.call import (
 from app.http.channels import After, CursorKind, Cursors
 from app.http.openapi import EVENTS, body, content, documented
 from app.http.orders import (
+    Changes,
     Indexers,
     NonIndexers,
     Relayed,
@@ -111,6 +112,7 @@ async def channel_live(
     indexer: Indexers,
     non_indexer: NonIndexers,
     relayed: Relayed,
+    change: Changes,
     confirmed_after: Annotated[
         str | None, Query(description="a `next_confirmed`, or the `cursor` of an event `confirmed`")
     ] = None,
@@ -127,8 +129,8 @@ async def channel_live(
     that reconnects passes `confirmed_after`. An event `problem` ends them, and the messages continue.
     """
     confirmations = None
-    if indexer or non_indexer or relayed or confirmed_after is not None:
-        order = wanted_order(call, channel_id, indexer, non_indexer, relayed)
+    if indexer or non_indexer or relayed or change or confirmed_after is not None:
+        order = wanted_order(call, channel_id, indexer, non_indexer, relayed, change)
         confirmations = _Confirmations(call, order, confirmed_after)
         await confirmations.begin()
     return await _stream(

@@ -225,6 +225,15 @@ class OrderIndexer(BaseModel):
     model_config = {"extra": "allow"}
 
 
+class OrderWaitsFor(BaseModel):
+    """What confirmation of the tail waits for: messages by `count` of `sender_ids` that show that they have seen
+    `message_id`, and that a majority has."""
+
+    message_id: str
+    count: int
+    sender_ids: list[str]
+
+
 class OrderPage(BaseModel):
     """A page of the order of a channel."""
 
@@ -246,6 +255,9 @@ class OrderPage(BaseModel):
         description="digests of up to 100 messages whose content is lost: causes that are missing"
     )
     indexers: list[OrderIndexer]
+    waits_for: OrderWaitsFor | None = Field(
+        description="null: there is no tail, or a breach ends confirmation"
+    )
 
 
 class InterestJson(BaseModel):

@@ -10,6 +10,7 @@ from itertools import filterfalse, islice
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field, ValidationError
 
 from app.access.callers import Rate
 from app.entries import Entry
@@ -34,7 +35,7 @@ from app.http.channels import (
     next_link,
 )
 from app.http.openapi import OrderPage, documented, reply
-from app.orders import NAMED_MAX, Known, Order, OrderCaller, Place, Wanted
+from app.orders import NAMED_MAX, Known, Order, OrderCaller, Place, Wanted, WantedChange
 from app.server.limits import DEFAULT_LIMITS
 from app.server.sharing import Turns
 from sdstore.ordering import Breach
@@ -66,6 +67,26 @@ Relayed = Annotated[
     ),
 ]
 
+Changes = Annotated[
+    list[str],
+    Query(
+        alias="change",
+        default_factory=list,
+        description="other roles from a confirmed message on, as JSON: an object with `after`, the ID of that message, "
+        "`indexers`, and `relayed` if there are any; repeatable, in order",
+    ),
+]
+
+
+class _ChangeJson(BaseModel):
+    """A `change` of a request."""
+
+    model_config = {"extra": "forbid", "strict": True}
+
+    after: str
+    indexers: list[str]
+    relayed: list[str] = Field(default_factory=list)
+
 
 class _Page(NamedTuple):
     """A part of an order: its items from place `first` on, those contents that were read, cursors."""
@@ -89,6 +110,7 @@ async def channel_order(
     indexer: Indexers,
     non_indexer: NonIndexers,
     relayed: Relayed,
+    change: Changes,
     after: After = None,
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
     include: Annotated[
@@ -102,8 +124,10 @@ async def channel_order(
     `cursor_rewound`: the tail before it was ordered anew. One call orders a bounded number of messages: while
     `complete` is false, the same request with `next` goes on.
     """
-    wanted = wanted_order(call, channel_id, indexer, non_indexer, relayed)
-    lists = {"indexer": indexer, "non_indexer": non_indexer, "relayed": relayed}
+    wanted = wanted_order(call, channel_id, indexer, non_indexer, relayed, change)
+    lists = {
+        "indexer": indexer, "non_indexer": non_indexer, "relayed": relayed, "change": change,
+    }  # fmt: skip
     cursors = Cursors.of(call.node.store)
     write = partial(write_place, cursors, wanted)
     place = read_place(cursors, wanted, after)
@@ -143,15 +167,36 @@ def wanted_order(
     indexer: Iterable[str],
     non_indexer: Iterable[str],
     relayed: Iterable[str],
+    change: Iterable[str],
 ) -> Wanted:
     """The order that a request names; `invalid_parameter`, `too_many_items`."""
     named = [*indexer, *non_indexer, *relayed]
-    if len(named) > call.node.limits.order_writers_max:
-        detail = f"{len(named)} senders, at most {call.node.limits.order_writers_max}"
+    changes = [_change_of(each) for each in change]
+    count = len(named) + sum(1 + len(each.indexers) + len(each.relayed) for each in changes)
+    if count > call.node.limits.order_writers_max:
+        detail = f"{count} senders and changes, at most {call.node.limits.order_writers_max}"
         raise Problem(Code.TOO_MANY_ITEMS, detail)
     if len(set(named)) < len(named) or "" in named:
         raise Problem(Code.INVALID_PARAMETER, "name each sender once; an empty name is no sender")
-    return Wanted(channel_id, tuple(sorted(indexer)), tuple(sorted(relayed)))
+    return Wanted(channel_id, tuple(sorted(indexer)), tuple(sorted(relayed)), tuple(changes))
+
+
+def _change_of(text: str) -> WantedChange:
+    try:
+        change = _ChangeJson.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Problem(
+            Code.INVALID_PARAMETER,
+            f"change is not an object with `after` and `indexers`: {where}: {first['msg']}",
+        ) from None
+    named = [*change.indexers, *change.relayed]
+    if len(set(named)) < len(named) or "" in named:
+        raise Problem(
+            Code.INVALID_PARAMETER, "name each sender of a change once; an empty name is no sender"
+        )
+    return WantedChange(change.after, tuple(sorted(change.indexers)), tuple(sorted(change.relayed)))
 
 
 def order_caller(call: Call) -> OrderCaller:
@@ -213,6 +258,7 @@ async def _reply(call: Call, page: _Page, lists: Mapping[str, Sequence[str]]) ->
     missing = list(islice(filterfalse(order.has_content, ordering.missing), NAMED_MAX))
     breaches = ordering.breaches[:NAMED_MAX]
     left_out = list(islice(order.lost, NAMED_MAX))
+    waits_for = ordering.waits_for
     if call.form is Form.PROTOBUF:
         message = wire.OrderPage(
             items=[await _item(page, at, _item_protobuf) for at in range(len(page.items))],
@@ -227,6 +273,7 @@ async def _reply(call: Call, page: _Page, lists: Mapping[str, Sequence[str]]) ->
             next_confirmed=page.next_confirmed or "",
             left_out=left_out,
             indexers=[wire.OrderIndexer(**asdict(each)) for each in ordering.indexers],
+            waits_for=None if waits_for is None else wire.OrderWaitsFor(**asdict(waits_for)),
         )
         return protobuf_reply(message, 200, headers)
     document = {
@@ -242,6 +289,7 @@ async def _reply(call: Call, page: _Page, lists: Mapping[str, Sequence[str]]) ->
         "next_confirmed": page.next_confirmed,
         "left_out": [digest.hex() for digest in left_out],
         "indexers": [asdict(each) for each in ordering.indexers],
+        "waits_for": None if waits_for is None else asdict(waits_for),
     }
     return json_reply(document, 200, headers)
 

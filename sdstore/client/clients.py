@@ -71,6 +71,7 @@ from sdstore.client.records import (
     checked,
 )
 from sdstore.errors import StoreError, bad_argument, check_argument
+from sdstore.ordering import RolesChange
 from sdstore.sds.codec import encode
 from sdstore.sds.log import BackfillLog
 from sdstore.sds.model import Message
@@ -299,13 +300,14 @@ class StoreCalls:
         *,
         non_indexers: Sequence[str] = (),
         relayed: Sequence[str] = (),
+        changes: Sequence[RolesChange] = (),
         with_messages: bool = False,
         after: str | None = None,
         limit: int | None = None,
     ) -> OrderPage:
         """A page of a channel's order: the confirmed prefix, which never changes, then the tail.
 
-        `indexers` are the senders whose references confirm. Pass `next` as `after` until it is None; a
+        `indexers` are the senders whose references confirm, until the first of `changes`. Pass `next` as `after` until it is None; a
         cursor in a tail that was ordered anew raises `cursor_rewound`, and `next_confirmed` holds for ever.
         """
         query: dict[str, Query] = {
@@ -313,6 +315,7 @@ class StoreCalls:
             "indexer": indexers,
             "non_indexer": non_indexers,
             "relayed": relayed,
+            "change": [records.change_text(each) for each in changes],
             "include": "messages" if with_messages else None,
             "after": after,
             "limit": limit,

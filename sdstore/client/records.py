@@ -19,6 +19,7 @@ from sdstore.errors import (
     malformed_reply,
     not_a_store,
 )
+from sdstore.ordering import RolesChange, WaitsFor
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.model import Message, entry_digest, frame_hash
 from sdstore.wire import store_pb2 as wire
@@ -271,6 +272,7 @@ class OrderPage:
     next: str | None
     next_confirmed: str
     indexers: tuple[OrderIndexer, ...] = ()
+    waits_for: WaitsFor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +425,13 @@ def ancestors_page(reply: Reply) -> AncestorsPage:
     )
 
 
+def change_text(change: RolesChange) -> str:
+    """A change of roles as a call for an order writes it."""
+    roles = change.roles
+    document = {"after": change.after, "indexers": [*roles.indexers]}
+    return json.dumps(document | ({"relayed": sorted(roles.relayed)} if roles.relayed else {}))
+
+
 def order_page(reply: Reply) -> OrderPage:
     """A page of a channel's order."""
     page = _parse(wire.OrderPage, reply)
@@ -449,6 +458,11 @@ def order_page(reply: Reply) -> OrderPage:
             )
             for each in page.indexers
         ),
+        waits_for=WaitsFor(
+            page.waits_for.message_id, page.waits_for.count, tuple(page.waits_for.sender_ids)
+        )
+        if page.HasField("waits_for")
+        else None,
     )
 
 

@@ -10,6 +10,8 @@ from sdstore.ordering.order import (
     OrderingError,
     Proof,
     Roles,
+    RolesChange,
+    WaitsFor,
     degrees,
 )
 
@@ -23,5 +25,7 @@ __all__ = [
     "OrderingError",
     "Proof",
     "Roles",
+    "RolesChange",
+    "WaitsFor",
     "degrees",
 ]

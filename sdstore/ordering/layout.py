@@ -275,6 +275,13 @@ class Layout:
                 found += self._unnamed.slice(max(start - named_count, 0), stop - named_count)
         return found
 
+    def first_node(self, start: int) -> Node | None:
+        """The first message of an indexer at or after a place before which all is settled."""
+        fixed = (self.fixed[at] for at in range(start, len(self.fixed)))
+        return next(
+            (each for each in chain(fixed, self._named.nodes()) if isinstance(each, Node)), None
+        )
+
     def place_unnamed(self, leaf: Leaf) -> int:
         """Add a message that no indexer names; returns its place."""
         for parent in leaf.parents:

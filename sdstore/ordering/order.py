@@ -55,7 +55,7 @@ asynchronous network (Fischer, Lynch, Paterson 1985).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -200,6 +200,17 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitsFor:
+    """What confirmation waits for: messages by `count` of `sender_ids` that show that they have seen `message_id`, the
+    first indexer's message of the tail, and that a majority has. If no indexer names the tail, it is its first one.
+    """
+
+    message_id: str
+    count: int
+    sender_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """The effect of adding a message.
 
@@ -226,6 +237,14 @@ class Roles:
     relayed: frozenset[str] = field(default_factory=frozenset)
 
 
+@dataclass(frozen=True, slots=True)
+class RolesChange:
+    """Other roles, which begin at the message `after`: see `Ordering.with_roles`."""
+
+    after: str
+    roles: Roles
+
+
 @dataclass(slots=True)
 class _Waiting:
     """A message that is not in the order yet; `is_leaf`: no indexer wrote it."""
@@ -234,6 +253,10 @@ class _Waiting:
     causes: tuple[str, ...]
     missing_count: int = 0
     is_leaf: bool = False
+
+
+Added = tuple[str, str, tuple[str, ...], str]
+"""The arguments of `Ordering.add`."""
 
 
 class Ordering:
@@ -294,23 +317,31 @@ class Ordering:
 
         Raises `OrderingError`: `not_confirmed` if `after` is not in the confirmed prefix, `invalid_indexers`.
         """
-        last = self._items.get(after)
-        if last is None or not last.is_settled:
-            raise OrderingError("not_confirmed", f"{after!r} is not in the confirmed prefix")
-        changed = Ordering(roles, proof)
-        changed._after = after
-        changed._begin_with(self._layout.fixed[: last.place + 1])
-        for message_id, item in self._items.items():
-            if message_id not in changed._items:
-                changed.add(
-                    message_id, item.key[0], item.references, self._paths.get(message_id, "")
-                )
-        for message_id, waiting in self._waiting.items():
-            path = self._paths.get(message_id, "")
-            changed.add(message_id, waiting.sender_id, waiting.causes, path)
+        changed, rest = self.begin_roles(roles, after, proof)
+        for each in rest:
+            changed.add(*each)
         while changed.is_behind:
             changed.go_on()
         return changed
+
+    def begin_roles(
+        self, roles: Roles, after: str, proof: Proof | None = None
+    ) -> tuple[Ordering, Iterator[Added]]:
+        """`with_roles` for whoever adds the messages in steps: those after `after`, as arguments of `add`."""
+        if not self.is_confirmed(after):
+            raise OrderingError("not_confirmed", f"{after!r} is not in the confirmed prefix")
+        changed = Ordering(roles, proof)
+        changed._after = after
+        changed._begin_with(self._layout.fixed[: self._items[after].place + 1])
+        return changed, self._rest(changed)
+
+    def _rest(self, changed: Ordering) -> Iterator[Added]:
+        for message_id, item in self._items.items():
+            if message_id not in changed._items:
+                yield message_id, item.key[0], item.references, self._paths.get(message_id, "")
+        for message_id, waiting in (self._waiting | self._held).items():
+            path = self._paths.get(message_id, "")
+            yield message_id, waiting.sender_id, waiting.causes, path
 
     def _begin_with(self, items: Sequence[Item]) -> None:
         for each in items:
@@ -358,6 +389,43 @@ class Ordering:
         self._hash.update("".join(names).encode("utf-8", "surrogatepass"))
         self._hashed_count = self._confirmed_count
         return self._hash.hexdigest()
+
+    def is_confirmed(self, message_id: str) -> bool:
+        """Whether a message is in the confirmed prefix."""
+        item = self._items.get(message_id)
+        return item is not None and item.is_settled
+
+    @property
+    def waits_for(self) -> WaitsFor | None:
+        """What confirmation of the tail waits for; None if there is no tail, or a breach ends confirmation."""
+        first = next(iter(self.page(self._confirmed_count, self._confirmed_count + 1)), None)
+        if first is None or self.breaches:
+            return None
+        graph = self._graph
+        node = self._layout.first_node(self._confirmed_count)
+        if node is None or node.indexer < 0:
+            return WaitsFor(first, 1, tuple(self._numbers))
+        seen_by = [bool(chain) and graph.sees(chain[-1].seen, node) for chain in graph.chains]
+        done = seen_by
+        if sum(seen_by) >= graph.majority:
+            done = [
+                has_seen
+                and graph.is_clean(chain[-1].seen, node)
+                and graph.votes(chain[-1].seen, node) >= graph.majority
+                for has_seen, chain in zip(seen_by, graph.chains, strict=True)
+            ]
+        # With a contender there can be enough of them: any later message can confirm both.
+        open_ = tuple(
+            each for each, is_done in zip(self._numbers, done, strict=True) if not is_done
+        )
+        count = max(graph.majority - sum(done), 1)
+        return WaitsFor(node.message_id, count, open_ or tuple(self._numbers))
+
+    @property
+    def unnamed(self) -> list[str]:
+        """Messages of the tail that no indexer's message names."""
+        tail = self._layout.page(self._confirmed_count, len(self))
+        return [each.message_id for each in tail if isinstance(each, Leaf) and not each.namers]
 
     def __len__(self) -> int:
         """The number of ordered messages."""

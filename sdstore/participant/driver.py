@@ -30,6 +30,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,6 +38,7 @@ from sdstore.client.clients import AsyncStoreClient
 from sdstore.client.exchange import ClientOptions, Retry
 from sdstore.client.records import PublishOutcome
 from sdstore.errors import LocalProtocolError, StoreError, bad_argument, check_argument
+from sdstore.participant.channelorder import ChannelOrder
 from sdstore.participant.events import (
     ChannelEvent,
     DriverError,
@@ -47,6 +49,7 @@ from sdstore.participant.events import (
     Unsaved,
 )
 from sdstore.participant.follower import Follower, StoreAccess
+from sdstore.participant.keptorder import KeptOrder
 from sdstore.participant.persistence import (
     SENT_KEY,
     MemoryPersistence,
@@ -450,8 +453,13 @@ class ParticipantChannel:
         self.sender_id = sender_id
         self._driver = driver
         self.log = driver.persistence.log(channel_id)
-        self.participant = driver.persistence.participant(channel_id, sender_id, options)
         saved = driver.persistence.state(channel_id)
+        self._kept: KeptOrder | None = None
+        if options is not None and options.indexers:
+            self._kept = KeptOrder(self.log, sender_id, options.indexers, saved, self.say)
+            indexers = self._kept.order.last_roles.indexers
+            options = replace(options, indexers=tuple(indexers))
+        self.participant = driver.persistence.participant(channel_id, sender_id, options)
         self._follower = Follower(self, driver.access, saved)
         self._sent_keys = _SentKeys(saved)
         self._sent_ids = [key.removeprefix(SENT) for key in saved if key.startswith(SENT)]
@@ -580,6 +588,32 @@ class ParticipantChannel:
         ]
 
     @property
+    def order(self) -> ChannelOrder:
+        """With `ParticipantOptions.indexers`, the order of the channel: wait for `OrderChanged` before you read it.
+
+        Raises `DriverError` (`no_order`) without them.
+        """
+        return self._order().order
+
+    def change_roles(self, indexers: Sequence[str], after: str) -> None:
+        """From the confirmed message `after` on these are the indexers, also after a restart.
+
+        Every member must do this at the same message: let a message of the application say so, and call this when
+        that one is confirmed, before anything is done with a later one. `join` still gets the first indexers. Raises
+        `OrderingError` as `ChannelOrder.change_roles` does, and `DriverError` (`no_order`) before `OrderChanged`.
+        """
+        self._check()
+        unnamed = self._order().change_roles(indexers, after)
+        if self.participant.options.ordered:
+            self.apply(self.participant.change_indexers(tuple(indexers), unnamed))
+        self._driver.has_effects(self)
+
+    def _order(self) -> KeptOrder:
+        if self._kept is None:
+            raise DriverError("no_order", "join the channel with `ParticipantOptions.indexers`")
+        return self._kept
+
+    @property
     def status(self) -> Status:
         """How complete the channel is here, and how many of our messages no store has yet."""
         return replace(self.participant.status, unstored=self.participant.unstored_count)
@@ -624,6 +658,12 @@ class ParticipantChannel:
             self._driver.start(self._follower.follow(), f"follow {self.channel_id}"),
             self._driver.start(self._follower.fetch(), f"fetch {self.channel_id}"),
         ]
+        if self._kept is not None:
+            send = partial(self._send_ordered, key=None, hint=None)
+            order = self._driver.start(
+                self._kept.run(send, self._driver.now_ms), f"order {self.channel_id}"
+            )
+            self._tasks.append(order)
 
     def _publish_unstored(self) -> None:
         """Publish at once what an earlier program sent and no store has; it is saved already."""
@@ -657,9 +697,17 @@ class ParticipantChannel:
         if not self.is_full and not self.is_leaving:
             if self._follower.is_caught_up:
                 self.apply(self.participant.tick(self._driver.now_ms()))
+                is_free = self.participant.options.ordered and not self._ordered.locked()
+                if self._kept is not None and is_free:
+                    self._kept.vote_if_due(self._driver.now_ms())
             self._follower.take_staged()
-        if self._follower.cursor_changes:
+        if self._state_changes:
             self._driver.has_effects(self)
+
+    @property
+    def _state_changes(self) -> list[tuple[str, bytes | None]]:
+        order_changes = [] if self._kept is None else self._kept.changes
+        return self._follower.cursor_changes + order_changes
 
     def apply(self, effects: Sequence[Effect], frames_bytes: int = 0) -> None:
         """Carry out effects soon, after their save. `frames_bytes`: of the frames that caused them."""
@@ -682,7 +730,7 @@ class ParticipantChannel:
     def saves(self) -> list[Effect]:
         """What is to save of the batch, and the cursors of what it contains."""
         saves: list[Effect] = [each for each in self._batch.effects if isinstance(each, Save)]
-        if changes := self._follower.cursor_changes:
+        if changes := self._state_changes:
             saves.append(Save(tuple(changes)))
         return saves
 
@@ -705,6 +753,9 @@ class ParticipantChannel:
                     pass  # told below, with what no store has
                 case _:
                     self._events.put(effect)
+        if self._kept is not None:
+            self._kept.saved()
+            self._kept.carried_out(batch.effects)
         if (status := self.status) != self._status:
             self._status = status
             self._events.put(status)

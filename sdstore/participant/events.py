@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sdstore.errors import SdstoreError
@@ -91,6 +91,18 @@ class SavedAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderChanged:
+    """The order of the channel grew, or its tail changed: `ParticipantChannel.order` has it.
+
+    The first `confirmed_count` messages never change again. The places before `changed_from` have the messages
+    that they had at the last event; after a change of roles it can be below `confirmed_count`.
+    """
+
+    confirmed_count: int
+    changed_from: int
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """The application did not read its events: so many were dropped here, and no delivery."""
 
@@ -113,6 +125,7 @@ ChannelEvent = (
     | PublishedAgain
     | Unsaved
     | SavedAgain
+    | OrderChanged
     | EventsDropped
 )
 
@@ -130,8 +143,12 @@ class EventQueue:
         self._reader: object = None
 
     def put(self, event: ChannelEvent) -> None:
-        """Add an event. A status or a progress replaces an unread one directly before it."""
+        """Add an event. A status, a progress or a change of the order replaces an unread one directly before it."""
         last = self._events[-1] if self._events else None
+        if isinstance(event, OrderChanged) and isinstance(last, OrderChanged):
+            event = replace(event, changed_from=min(event.changed_from, last.changed_from))
+            self._events[-1] = event
+            return
         if isinstance(event, Status | BackfillProgress) and type(last) is type(event):
             self._events[-1] = event
             return

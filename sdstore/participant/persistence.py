@@ -17,6 +17,9 @@ CURSOR_KEY = DRIVER_KEYS + "cursor/"
 SENT_KEY = DRIVER_KEYS + "sent/"
 """Followed by a key of `send`. The value is a number, which grows, and the ID of the message."""
 
+ORDER_KEY = DRIVER_KEYS + "order"
+"""The value is `ChannelOrder.saved`."""
+
 UNSAVED_CODES = frozenset({"busy", "disk_full", "read_only"})
 """Codes of a save that can succeed later."""
 

@@ -58,6 +58,10 @@ class HistoryEntry:
     sender_id: str = ""
 
 
+VOTE = b"\0sds-vote\0"
+"""What the content of a vote begins with. Its sender and its time follow, for IDs that hash the content alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One SDS message; unset fields are empty bytes and strings.
@@ -84,6 +88,11 @@ class Message:
                 "no_content_no_lamport", "the message has neither content nor a Lamport timestamp"
             )
         return Kind.CONTENT if self.content else Kind.SYNC
+
+    @property
+    def is_vote(self) -> bool:
+        """Whether an indexer wrote it only to show what it has seen (docs/ordering.md): do not show it to people."""
+        return self.content.startswith(VOTE)
 
 
 def validated(message: Message) -> Message:

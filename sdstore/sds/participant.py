@@ -45,7 +45,8 @@ wrong type raise `WrongTypeError`, and change nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import cast
 
@@ -708,6 +709,21 @@ class Participant:
             and self.options.on_lost is OnLost.DELIVER
         ):
             self._deliver_all(self._incoming.take_dependents(message_id, is_lost=True))
+        return self._finish()
+
+    def change_indexers(self, indexers: tuple[str, ...], unnamed: Iterable[str]) -> list[Effect]:
+        """In ordered mode, from now on these are the indexers (`ParticipantOptions.indexers`).
+
+        `unnamed`: messages of the log that they have to name, because those before them count no longer, and the
+        message at which they begin. Call it after the first call with a time. Restore the participant with these
+        `indexers` in its options.
+        """
+        self.options = replace(self.options, indexers=indexers)
+        self._references.use(self.options)
+        for message_id in unnamed:
+            message = self._logged(message_id)
+            if message is not None and message_id != self._references.own_newest_id:
+                self._references.is_head_again(message, self._hints.best(message_id))
         return self._finish()
 
     # ---- the sweeps

@@ -152,6 +152,15 @@ class References:
         if len(self._heads) > self._heads_max:
             self._drop_heads()
 
+    def use(self, options: ParticipantOptions) -> None:
+        """Other options: of messages logged from now on."""
+        self._options = options
+
+    @property
+    def own_newest_id(self) -> str | None:
+        """In ordered mode our last message, which the next one names first."""
+        return None if self._own_newest is None else _id(self._own_newest)
+
     @property
     def _heads_max(self) -> int:
         heads_max = self._options.heads_max

@@ -284,8 +284,18 @@ class OrderIndexer(_message.Message):
     unseen_count: int
     def __init__(self, sender_id: _Optional[str] = ..., message_count: _Optional[int] = ..., last_message_id: _Optional[str] = ..., unseen_count: _Optional[int] = ...) -> None: ...
 
+class OrderWaitsFor(_message.Message):
+    __slots__ = ("message_id", "count", "sender_ids")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SENDER_IDS_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    count: int
+    sender_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, message_id: _Optional[str] = ..., count: _Optional[int] = ..., sender_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class OrderPage(_message.Message):
-    __slots__ = ("items", "confirmed_count", "tail_count", "waiting_count", "missing", "breaches", "senderless_count", "complete", "next", "next_confirmed", "left_out", "indexers")
+    __slots__ = ("items", "confirmed_count", "tail_count", "waiting_count", "missing", "breaches", "senderless_count", "complete", "next", "next_confirmed", "left_out", "indexers", "waits_for")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_COUNT_FIELD_NUMBER: _ClassVar[int]
     TAIL_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +308,7 @@ class OrderPage(_message.Message):
     NEXT_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     INDEXERS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[OrderItem]
     confirmed_count: int
     tail_count: int
@@ -310,4 +321,5 @@ class OrderPage(_message.Message):
     next_confirmed: str
     left_out: _containers.RepeatedScalarFieldContainer[bytes]
     indexers: _containers.RepeatedCompositeFieldContainer[OrderIndexer]
-    def __init__(self, items: _Optional[_Iterable[_Union[OrderItem, _Mapping]]] = ..., confirmed_count: _Optional[int] = ..., tail_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., breaches: _Optional[_Iterable[_Union[OrderBreach, _Mapping]]] = ..., senderless_count: _Optional[int] = ..., complete: _Optional[bool] = ..., next: _Optional[str] = ..., next_confirmed: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ..., indexers: _Optional[_Iterable[_Union[OrderIndexer, _Mapping]]] = ...) -> None: ...
+    waits_for: OrderWaitsFor
+    def __init__(self, items: _Optional[_Iterable[_Union[OrderItem, _Mapping]]] = ..., confirmed_count: _Optional[int] = ..., tail_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., breaches: _Optional[_Iterable[_Union[OrderBreach, _Mapping]]] = ..., senderless_count: _Optional[int] = ..., complete: _Optional[bool] = ..., next: _Optional[str] = ..., next_confirmed: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ..., indexers: _Optional[_Iterable[_Union[OrderIndexer, _Mapping]]] = ..., waits_for: _Optional[_Union[OrderWaitsFor, _Mapping]] = ...) -> None: ...

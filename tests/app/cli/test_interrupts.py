@@ -22,6 +22,7 @@ VERBS = [
     ("import", "{fifo}", "--data-dir", "{folder}"),
     ("publish", "{fifo}", "--node", "{node}"),
     ("tail", "c", "--node", "{node}"),
+    ("indexer", "c", "--as", "x", "--file", "{folder}/x.db", "--node", "{silent}"),
     ("sync", "{silent}", "--node", "{node}"),
     ("backfill", "c", "--into", "{folder}/x.ldp", "--node", "{silent}"),
     ("get", "x", "--node", "{silent}"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from app.entries import Entry
@@ -456,3 +457,79 @@ def test_a_place_names_exactly_the_order_before_it(seed: int) -> None:
             rewound_count += before[first:] != whole[first:length]
         versions.append((order.version, len(whole), whole))
     assert rewound_count > 10
+
+
+def change(after: str, *indexers: str) -> str:
+    return orjson.dumps({"after": after, "indexers": indexers}).decode()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_roles_that_change_at_a_message_give_the_order_of_with_roles_in_any_arrival(
+    node: RunningNode, seed: int
+) -> None:
+    rng = random.Random(seed)
+    sent = random_graph(rng, writer_count=5, message_count=60, news_share=0.8)
+    publish(node, rng.sample(sent, len(sent)))
+    first = Ordering(Roles(indexers=("a", "b", "c")))
+    for each in sent:
+        first.add(*each)
+    at = rng.randrange(first.confirmed_count // 2)
+    after = first.confirmed[at]
+    expected = first.with_roles(Roles(indexers=("b", "d")), after)
+    changes = [change(after, "b", "d")]
+    if expected.confirmed_count > at + 2:
+        then = expected.confirmed[at + 1]
+        expected = expected.with_roles(Roles(indexers=("b",)), then)
+        changes.append(change(then, "b"))
+    items = walk(node, change=changes, limit=7)
+    assert ids(items) == expected.confirmed + expected.tail
+    assert page(node, change=changes)["confirmed_count"] == expected.confirmed_count
+
+
+def test_a_change_at_a_message_that_is_not_confirmed_waits_and_leaves_the_order(
+    node: RunningNode,
+) -> None:
+    publish(node, CHAIN)
+    without = page(node)
+    last = without["items"][-1]
+    assert not last["confirmed"]
+    changed = page(node, change=[change(last["message_id"], "a")])
+    assert changed["items"] == without["items"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["no JSON"],
+        ["{}"],
+        ['{"after": 1, "indexers": []}'],
+        ['{"after": "a0", "indexers": ["a"], "more": 1}'],
+        ['{"after": "a0", "indexers": ["a", "a"]}'],
+        ['{"after": "a0", "indexers": ["a"], "relayed": ["a"]}'],
+        [change("c0", "a"), change("a0", "b")],
+    ],
+)
+def test_changes_that_make_no_sense_are_refused(node: RunningNode, changes: list[str]) -> None:
+    publish(node, CHAIN)
+    for _ in range(2):
+        answer = node.http.get(PATH, params=ABC | {"change": changes})
+        assert code_of(answer) == (400, "invalid_parameter"), answer.text
+
+
+def test_a_change_counts_among_the_senders_of_a_request(node: RunningNode) -> None:
+    many = [change("x", "a")] * 31
+    assert code_of(node.http.get(PATH, params=ABC | {"change": many})) == (413, "too_many_items")
+
+
+def test_the_answer_says_what_confirmation_waits_for(node: RunningNode) -> None:
+    publish(node, CHAIN[:1])
+    assert page(node)["waits_for"] == {"message_id": "a0", "count": 1, "sender_ids": ["b", "c"]}
+    publish(node, CHAIN[1:2])  # a majority has seen a0, and b alone knows it
+    assert page(node)["waits_for"] == {"message_id": "a0", "count": 1, "sender_ids": ["a", "c"]}
+    publish(node, CHAIN[2:3])
+    assert page(node)["confirmed_count"] >= 1
+    other = ABC | {"indexer": ["x", "y", "z"]}
+    assert page(node, other)["waits_for"] == {
+        "message_id": "a0", "count": 1, "sender_ids": ["x", "y", "z"],
+    }  # fmt: skip
+    assert page(node, {"channel_id": "empty", "indexer": ["a"]})["waits_for"] is None
