@@ -1,4 +1,4 @@
-"""Verbs of operators: token, quarantine, retire, interests, reload."""
+"""Verbs of operators: token, quarantine, retire, retention, interests, reload."""
 
 from __future__ import annotations
 
@@ -350,6 +350,64 @@ def retire(
     ]
     stdout().print("; ".join(parts), markup=False)
     print_note(_ERASURE[found["erasure"]])
+
+
+@verbs.command()
+def retention(
+    dry_run: Annotated[
+        Path | None,
+        typer.Option(
+            "--dry-run",
+            metavar="FILE",
+            help="Say what the rules of this settings file would retire.",
+        ),
+    ] = None,
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a node keeps of its channels, or try other rules.
+
+    The setting `retention` has the rules; a running node takes them over by `sdstore reload`.
+    """
+    with node_client(node) as client:
+        if dry_run is None:
+            rules = client.retention()["rules"]
+            if as_json:
+                print_json({"rules": rules})
+            elif not rules:
+                stdout().print("everything is kept")
+            for place, each in enumerate([] if as_json else rules):
+                stdout().print(f"{place}: {_rule_text(each)}", markup=False)
+            return
+        tried = load_settings(dry_run)[0].retention
+        found = list(client.retention_dry_run([each.model_dump() for each in tried]))
+    if as_json:
+        print_json({"channels": found})
+        return
+    rows = [
+        (
+            *(str(each["rule"]), each["channel_id"], each["bound"], f"{each['entries']:,}"),
+            *(human_bytes(each["bytes"]), each["oldest_at"], each["newest_at"]),
+        )
+        for each in found
+    ]
+    if rows:
+        headings = ("rule", "channel", "beyond", "messages", "size", "oldest arrival", "newest")
+        print_table(table(*headings, rows=rows, right=("rule", "messages", "size")))
+    total = sum(each["entries"] for each in found)
+    print_note(f"{counted(total, 'message', 'messages')} would be retired")
+
+
+def _rule_text(rule: Mapping[str, Any]) -> str:
+    """A rule for people."""
+    names = [*rule["channels"], *[f"{prefix}*" for prefix in rule["channel_prefixes"]]]
+    bounds = [
+        f"{name} {rule[name]:,}"
+        for name in ("max_age_s", "max_count", "max_bytes")
+        if rule[name] is not None
+    ]
+    kept = f"at most {', '.join(bounds)}" if bounds else "everything"
+    return printable(f"{', '.join(names) or 'every other channel'}: {kept}")
 
 
 _ERASURE = {

@@ -48,6 +48,7 @@ MODULES = {
     "token": "app.cli.operator",
     "quarantine": "app.cli.operator",
     "retire": "app.cli.operator",
+    "retention": "app.cli.operator",
     "import": "app.cli.store",
     "export": "app.cli.store",
     "backup": "app.cli.store",

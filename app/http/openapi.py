@@ -24,6 +24,7 @@ from pydantic.json_schema import models_json_schema
 from app.access.callers import Scope
 from app.http.admission import ID_PARAMETERS, NodeRoute, admission_of
 from app.http.call import Form, TwoFormBody
+from app.server.settings import RetentionRule
 
 # ---- the JSON of replies
 
@@ -439,6 +440,31 @@ class RetiredEntries(BaseModel):
     ahead: int
     already: int
     erasure: str = Field(description="done, pending or rewrite_needed: see docs/operations.md")
+
+
+class RetentionRules(BaseModel):
+    """The rules of retention, the first that covers a channel holds."""
+
+    rules: list[RetentionRule]
+
+
+class RetentionDue(BaseModel):
+    """What a rule, by its place from 0, would retire of a channel, and the bound that it is beyond."""
+
+    rule: int
+    channel_id: str
+    bound: str = Field(description="max_age_s, max_count or max_bytes")
+    entries: int
+    bytes: int
+    oldest_at: str
+    newest_at: str
+
+
+class RetentionDryRun(BaseModel):
+    """What rules would retire; `next`: go on with it in `after`, null at the end."""
+
+    channels: list[RetentionDue]
+    next: int | None
 
 
 class RetiredState(BaseModel):

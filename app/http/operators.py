@@ -1,4 +1,4 @@
-"""Routes for operators: access tokens, settings, the quarantine, retiring.
+"""Routes for operators: access tokens, settings, the quarantine, retiring, retention.
 
 `app.access.tokens` keeps the tokens, and `sdstore token` changes the same file. `app.server.node` reads the
 settings again. What the policy kept apart is listed, shown, released or dropped.
@@ -27,6 +27,8 @@ from app.http.openapi import (
     NewToken,
     Released,
     Reloaded,
+    RetentionDryRun,
+    RetentionRules,
     RetiredEntries,
     RetiredState,
     TokenList,
@@ -39,6 +41,7 @@ from app.ingest.quarantine import Held
 from app.live.hub import Notice
 from app.server.limits import DEFAULT_LIMITS
 from app.server.node import reload_settings
+from app.server.settings import RETENTION_RULES_MAX, RetentionRule
 from app.server.workers import WorkerPlace
 from sdstore.sds.codec import to_json
 
@@ -268,6 +271,49 @@ async def retire(call: Operator, body: Annotated[RetireBody, json_body(RetireBod
         call.target = message_id
     _log.info("%s retired %r: %s", call.caller.name, call.target, body.reason)
     return json_only({**done.counts._asdict(), "erasure": done.erasure})
+
+
+class DryRunBody(BaseModel):
+    """Rules to try, those in force if there are none; `after`: the `next` of the last reply."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rules: list[RetentionRule] | None = Field(None, max_length=RETENTION_RULES_MAX)
+    after: int = Field(0, ge=0, lt=2**63)
+
+
+@retirements_router.get(
+    "/v1/retention", **documented({200: reply("The rules in force", RetentionRules)})
+)
+async def show_retention(call: Operator) -> Reply:
+    """What this node keeps of its channels. The setting `retention` has the rules."""
+    return json_only({"rules": [each.model_dump() for each in call.node.ingest.retention.rules]})
+
+
+@retirements_router.post(
+    "/v1/retention/dry-run",
+    **documented({200: reply("A part of it", RetentionDryRun)}, body(content(DryRunBody))),
+)
+async def try_retention(
+    call: Operator, body: Annotated[DryRunBody, json_body(DryRunBody)]
+) -> Reply:
+    """What rules would retire now, of some channels at a time; nothing changes."""
+    retention = call.node.ingest.retention
+    rules = retention.rules if body.rules is None else body.rules
+    found, following = await retention.would_retire(rules, body.after)
+    channels = [
+        {
+            "rule": each.rule,
+            "channel_id": each.channel_id,
+            "bound": each.bound,
+            "entries": each.entries,
+            "bytes": each.bytes,
+            "oldest_at": rfc3339(each.oldest_ms),
+            "newest_at": rfc3339(each.newest_ms),
+        }
+        for each in found
+    ]
+    return json_only({"channels": channels, "next": following})
 
 
 def _document(held: Held) -> dict[str, object]:

@@ -16,7 +16,7 @@ from app.ingest.door import GroupCommitter
 from app.ingest.quarantine import Quarantine
 from app.live.hub import LiveHub
 from app.server.limits import Limits
-from app.store.database import Erasure
+from app.store.database import Erasure, chunks
 from app.store.groupwriter import Retired, Retiring
 from app.store.store import Store
 
@@ -75,16 +75,30 @@ class Retirement:
         Raises Problem: `too_many_items` beyond the number of entries that can be retired ahead.
         """
         counts = Retired(0, 0, 0)
-        for start in range(0, len(digests), DIGESTS_PER_STEP):
-            part = Retiring(digests[start : start + DIGESTS_PER_STEP], reason, with_history)
-            done: Retired = await self._committer.call(
-                lambda part=part: self._store.writer.retire(part)  # type: ignore[misc]
-            )
+        for part in chunks(digests, DIGESTS_PER_STEP):
+            done = await self.retire_step(part, reason, with_history=with_history)
             counts = Retired(*map(sum, zip(counts, done, strict=True)))
-        self._store.frames.has_retired = True
-        await self._live.forget(digests)
-        await asyncio.to_thread(self._quarantine.erase, digests)
         return RetiredNow(counts, await self.erase())
+
+    async def retire_step(
+        self,
+        digests: Sequence[bytes],
+        reason: str,
+        *,
+        with_history: bool = False,
+        tells: bool = True,
+    ) -> Retired:
+        """As `retire`, in one transaction; the caller calls `erase` after the last step.
+
+        `tells`: live readers are told, so that they can drop their copies.
+        """
+        self.erasure = Erasure.PENDING
+        part = Retiring(digests, reason, with_history)
+        counts = await self._committer.call(lambda: self._store.writer.retire(part))
+        self._store.frames.has_retired = True
+        await self._live.forget(digests, tells=tells)
+        await asyncio.to_thread(self._quarantine.erase, digests)
+        return counts
 
     async def erase(self) -> Erasure:
         """Try to erase what was retired, once."""

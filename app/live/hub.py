@@ -305,14 +305,17 @@ class LiveHub:
             self._buffer_bytes -= self._buffer.popleft().bytes_count
             self._first_number += 1
 
-    async def forget(self, digests: Sequence[bytes]) -> None:
+    async def forget(self, digests: Sequence[bytes], *, tells: bool = True) -> None:
         """Replace retired messages that wait for readers by what was left of them, and tell the readers."""
+        waiting = {each.item.digest for each in self._buffer if isinstance(each.item, Entry)}
+        if not tells and waiting.isdisjoint(digests):
+            return
         gone = {each.digest: each for each in await self._store.frames.left_out(digests)}
         for number, message in enumerate(self._buffer):
             if isinstance(message.item, Entry) and message.item.digest in gone:
                 item = gone[message.item.digest]
                 self._buffer[number] = LiveMessage(item, message.channel_id, message.bytes_count)
-        for each in gone.values():
+        for each in gone.values() if tells else ():
             self.tell(Notice("retired", each.channel_id, each.message_id, each.digest))
 
     def _announce(self) -> None:

@@ -282,6 +282,9 @@ class Limits:
     retire_reason_bytes_max: int = _bound(
         256, "bytes", "of a reason for retiring; each retired entry keeps it"
     )
+    retention_interval_s: int = _bound(
+        60, "seconds", "between two looks at the channels: what is beyond its bounds stays so long"
+    )
     quarantine_told_max: int = _bound(
         100_000,
         "messages",

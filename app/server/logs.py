@@ -69,9 +69,10 @@ def audit(*, who: str, address: str, action: str, target: str, status: int, code
     )
 
 
-def audit_change(action: str, target: str) -> None:
-    """Write a line of the audit log about a change that the node finds made, by whomever, on its disk."""
-    fields = {"who": "a file", "address": "", "action": action, "target": target, "outcome": "seen"}
+def audit_change(action: str, target: str, who: str = "a file") -> None:
+    """Write a line of the audit log about a change that no caller made: the node finds it on its disk, or makes
+    it by its settings."""
+    fields = {"who": who, "address": "", "action": action, "target": target, "outcome": "seen"}
     AUDIT.info("%s: %s", action, target, extra={"audit": fields})
 
 

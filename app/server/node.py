@@ -36,6 +36,7 @@ from app.ingest.door import DiskWatermark, Door, GroupCommitter
 from app.ingest.policy import Judge, LoadedPolicy, load_policy
 from app.ingest.quarantine import FILE as QUARANTINE_FILE
 from app.ingest.quarantine import Quarantine
+from app.ingest.retention import Retention
 from app.ingest.retirement import ERASE_EVERY_S, Retirement
 from app.live.hub import LiveHub
 from app.live.relay import Relay
@@ -59,6 +60,7 @@ from app.server.settings import Settings
 from app.server.sharing import Sharing
 from app.server.supervisor import Supervisor
 from app.server.workers import WorkerPlace
+from app.store.groupwriter import wall_clock_ms
 from app.store.recovery import LostContent
 from app.store.store import Store
 
@@ -109,6 +111,7 @@ class Ingest:
     judge: Judge | None
     policy: LoadedPolicy | None
     retirement: Retirement
+    retention: Retention
 
 
 @dataclass(slots=True)
@@ -208,6 +211,10 @@ class Node:
             await closing.enter_async_context(node.lost_content.followed(tasks, reads_all=is_first))
             erase = node.ingest.retirement.erase_pending
             await closing.enter_async_context(tasks.repeating("erasure", erase, ERASE_EVERY_S))
+            if is_first:
+                await closing.enter_async_context(
+                    tasks.keeping("retention", node.ingest.retention.run)
+                )
             closing.push_async_callback(node.live.hub.close)
             closing.push_async_callback(node.federation.peers.clients.close)
             closing.push_async_callback(node.live.relay.close)
@@ -331,6 +338,10 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     readiness = Readiness(store, committer, limits)
     readiness.refusals[Cause.TOKENS] = access.tokens.refusal
 
+    retirement = Retirement(store, committer, quarantine, hub, limits)
+    retention = Retention(store, retirement, limits, wall_clock_ms)
+    retention.configure(settings.retention)
+
     node = Node(
         settings=settings,
         limits=limits,
@@ -344,7 +355,8 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
             quarantine,
             judge,
             policy,
-            Retirement(store, committer, quarantine, hub, limits),
+            retirement,
+            retention,
         ),
         live=Live(hub, relay),
         recon=Recon(
@@ -360,7 +372,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         readiness=readiness,
         metrics=CollectorRegistry(),
     )
-    for each in (node.mvds, watermark, readiness, *([] if judge is None else [judge])):
+    for each in (node.mvds, watermark, readiness, retention, *([] if judge is None else [judge])):
         node.metrics.register(each)
     register_node_metrics(
         node.metrics, committer, index, hub, node.orders, node.lost_content, peers
@@ -415,6 +427,7 @@ CHANGEABLE = frozenset(
         "tls_key",
         "log_level",
         "policy",
+        "retention",
         "anonymous_read",
         "anonymous_publish",
         "bound_senders",
@@ -465,6 +478,7 @@ def reload_settings(node: Node) -> Reloaded:
         load_certificate(node.tls, settings)
     node.federation.interests.configure(interest_of(settings))
     node.federation.peers.configure(settings)
+    node.ingest.retention.configure(settings.retention)
     node.access.tokens.look()
     log_reload(found)
     return found

@@ -6,6 +6,7 @@ command-line flags. An unknown key is an error in every layer, so a misspelt one
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -60,6 +61,37 @@ def _split_pairs(value: object) -> object:
 
 TokenFiles = Annotated[dict[str, Path], BeforeValidator(_split_pairs)]
 CommaList = Annotated[list[str], BeforeValidator(_split_commas)]
+RETENTION_RULES_MAX = 100
+
+
+class RetentionRule(BaseModel):
+    """What a node keeps of each channel that the rule covers; without a bound, everything.
+
+    Without channels and prefixes it covers every channel.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    channels: tuple[str, ...] = ()
+    channel_prefixes: tuple[str, ...] = ()
+    max_age_s: float | None = Field(None, gt=0, le=10**10)
+    max_count: int | None = Field(None, ge=0, lt=2**63)
+    max_bytes: int | None = Field(None, ge=0, lt=2**63)
+
+    def covers(self, channel_id: str) -> bool:
+        """Whether the rule is about a channel, if none before it is."""
+        is_named = channel_id in self.channels or channel_id.startswith(self.channel_prefixes)
+        return is_named or not (self.channels or self.channel_prefixes)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether it has no bound."""
+        return (self.max_age_s, self.max_count, self.max_bytes) == (None, None, None)
+
+
+def _read_json(value: object) -> object:
+    """The environment gives tables as JSON, a TOML file as they are."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _public_url(text: str) -> str:
@@ -226,6 +258,13 @@ class Settings(BaseModel):
         None,
         description="PACKAGE.MODULE:NAME, or an entry point of the group sdstore.policy: it accepts, "
         "refuses or quarantines each message",
+    )
+    retention: Annotated[list[RetentionRule], BeforeValidator(_read_json)] = Field(
+        [],
+        max_length=RETENTION_RULES_MAX,
+        description="tables with `channels` or `channel_prefixes` (neither: every channel) and `max_age_s`, "
+        "`max_count` or `max_bytes` for each such channel: what is beyond is retired, the oldest first; the first "
+        "rule that covers a channel holds",
     )
     disk_free_min_bytes: int = Field(
         256 * 2**20,

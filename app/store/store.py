@@ -32,6 +32,7 @@ from app.store.histories import Ancestors, Gaps
 from app.store.integrity import RowCheck
 from app.store.lookups import Lookups
 from app.store.peerrows import MvdsPeers, PeerRows, SyncRows
+from app.store.retained import RetainedEntries
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
 
@@ -68,8 +69,8 @@ class Store:
 
     Each attribute is a subject: `entries` looks entries up, `frames` reads their frames and knows which
     are lost, `channels` lists channels and pages of their entries, `claims` finds what hints mean, `gaps`
-    and `ancestors` follow causal histories, `arrivals` gives elements in the order they came, `mvds`
-    keeps the peers of MVDS, `peers` those of the federation and `syncs` their sessions, `writer` writes,
+    and `ancestors` follow causal histories, `arrivals` gives elements in the order they came,
+    `retained` those that have content, for retention, `mvds` keeps the peers of MVDS, `peers` those of the federation and `syncs` their sessions, `writer` writes,
     `row_check` compares rows with themselves.
     """
 
@@ -94,6 +95,7 @@ class Store:
         self.gaps = Gaps(database, keys, self.channels, limits)
         self.ancestors = Ancestors(database, self.frames, keys, self.channels, self.gaps, limits)
         self.arrivals = Arrivals(database)
+        self.retained = RetainedEntries(database)
         self.mvds = MvdsPeers(database, self.frames, limits)
         self.peers = PeerRows(database)
         self.syncs = SyncRows(database, limits.syncs_remembered_max)

@@ -422,6 +422,21 @@ class StoreCalls:
         """The number of retired entries, `retired`, and `erasure` as of `retire`."""
         return await self._send(get("v1/retirements", records.document, JSON))
 
+    async def retention(self) -> Mapping[str, Any]:
+        """The `rules` by which the node retires what is old; it takes them from its settings."""
+        return await self._send(get("v1/retention", records.document, JSON))
+
+    def retention_dry_run(
+        self, rules: Sequence[Mapping[str, Any]] | None = None
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """What rules (None: those in force) would retire now, channel by channel; nothing changes."""
+        path, read = "v1/retention/dry-run", records.retention_page
+        return self._pages(
+            lambda after: send_json(
+                "POST", path, read, {"rules": rules, "after": int(after or 0)}, is_repeatable=True
+            )
+        )
+
     async def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
         return await self._send(get("v1/syncs", records.syncs, JSON))
@@ -710,6 +725,8 @@ class StoreClient:
     reload = _blocking(StoreCalls.reload, finished)
     remove_peer = _blocking(StoreCalls.remove_peer, finished)
     reset_interests = _blocking(StoreCalls.reset_interests, finished)
+    retention = _blocking(StoreCalls.retention, finished)
+    retention_dry_run = _blocking(StoreCalls.retention_dry_run, _each)
     retire = _blocking(StoreCalls.retire, finished)
     retirements = _blocking(StoreCalls.retirements, finished)
     set_interests = _blocking(StoreCalls.set_interests, finished)

@@ -541,11 +541,20 @@ def peers(reply: Reply) -> list[Peer]:
 
 def quarantine_page(reply: Reply) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     """Messages in the quarantine and the cursor of the next page."""
+    return _numbered_page(reply, "messages")
+
+
+def retention_page(reply: Reply) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """What retention would retire of some channels, and where to go on."""
+    return _numbered_page(reply, "channels")
+
+
+def _numbered_page(reply: Reply, name: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     page = document(reply)
     following = page["next"]
     if following is not None and not isinstance(following, int):
         raise malformed_reply("next is not a number")
-    found = tuple(_listed(page, "messages", lambda each: each))
+    found = tuple(_listed(page, name, lambda each: each))
     return found, None if following is None else str(following)
 
 

@@ -112,6 +112,8 @@ ADMIN_ONLY = {
     "POST /v1/tokens": [Attempt("/v1/tokens", 403, b'{"scopes": ["read"]}', JSON)],
     "GET /v1/retirements": [Attempt("/v1/retirements", 403)],
     "POST /v1/retirements": [Attempt("/v1/retirements", 403)],
+    "GET /v1/retention": [Attempt("/v1/retention", 403)],
+    "POST /v1/retention/dry-run": [Attempt("/v1/retention/dry-run", 403)],
     "GET /v1/quarantine": [Attempt("/v1/quarantine", 403)],
     "GET /v1/quarantine/{digest}": [Attempt("/v1/quarantine/00", 403)],
     "POST /v1/quarantine/{digest}/release": [Attempt("/v1/quarantine/00/release", 403)],
