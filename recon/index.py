@@ -470,8 +470,13 @@ class RangeIndex:
         return self._held(orders, ids, heads_of(ids))
 
     def _held(self, orders: U64, ids: U8, heads: U64) -> Mask:
+        return self.rows_of_elements(orders, ids, heads)[1]
+
+    def rows_of_elements(self, orders: U64, ids: U8, heads: U64 | None = None) -> tuple[U32, Mask]:
+        """The rows of elements, u32[n], and which of them are in the index, bool[n]."""
+        heads = heads_of(ids) if heads is None else heads
         snapshot, runs = self.state
-        held = np.zeros(len(orders), bool)
+        held, found = np.zeros(len(orders), bool), np.zeros(len(orders), np.uint32)
         for run in runs:
             places = run.first_at_least(orders)
             left = run.holds_order(places, orders).nonzero()[0]
@@ -480,15 +485,16 @@ class RangeIndex:
             places[left] = run.within_ties(snapshot, orders[left], heads[left], places[left])
             left = left[run.holds_order(places[left], orders[left])]
             while len(left):
-                stored = snapshot.take(run.rows_at(places[left]))
+                rows = run.rows_at(places[left])
+                stored = snapshot.take(rows)
                 is_tied = stored.orders == orders[left]
                 is_same = is_tied & (stored.ids == ids[left]).all(axis=1)
-                held[left[is_same]] = True
+                held[left[is_same]], found[left[is_same]] = True, rows[is_same]
                 # Elements that agree in order and head are neighbours in any sequence: look further.
                 more = is_tied & ~is_same & (heads_of(stored.ids) == heads[left])
                 left = left[more & (places[left] + 1 < len(run))]
                 places[left] += 1
-        return held
+        return found, held
 
 
 def _check_columns(orders: U64, ids: U8, groups: U32) -> None:

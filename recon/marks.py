@@ -28,6 +28,9 @@ from recon.limits import ID_BYTES
 from recon.view import View
 
 MARK_BYTES = 24  # of this implementation's marks: a forger has one try in 2^96
+MOMENT_BYTES = 16
+"""A moment at which elements may be retired: the last entry's number and the clock, opaque for the other side."""
+
 MARK_BYTES_MAX = 64  # of any responder's: an initiator keeps one for each peer and interest
 NEWS_MAX = 1 << 16  # elements after a mark: comparing everything costs no more than this many
 _CONTEXT = "sdstore recon v3 mark"

@@ -63,7 +63,7 @@ class Places:
 class View:
     """The elements of `groups` (None: all) in `window`, hashed under a session key.
 
-    Belongs to one thread.
+    `without`: bool[n], rows of the index that do not count. Belongs to one thread.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class View:
         key: SessionKey,
         groups: Collection[int] | None = None,
         window: OrderWindow = ALL_ORDERS,
+        without: Mask | None = None,
     ) -> None:
         self._index = index
+        self._without = None if without is None or not without.any() else without
         self._hasher = ElementHasher(key)
         self._wanted = None if groups is None else np.array(sorted(groups), dtype=np.uint32)
         self._window = window
@@ -124,6 +126,7 @@ class View:
 
     def _of_groups(self, groups: Collection[int]) -> tuple[U64, U32]:
         rows = self._index.postings.rows_of(self._snapshot, groups, self._snapshot.size)
+        rows = rows[self._count(rows)]
         columns = self._snapshot.take(rows)
         wanted = np.flatnonzero(_in_window(self._window, columns.orders))
         orders = columns.orders[wanted]
@@ -135,12 +138,22 @@ class View:
         start = int(np.searchsorted(run.orders, np.uint64(lower)))
         stop = len(run) if upper is None else int(np.searchsorted(run.orders, np.uint64(upper)))
         orders = run.orders[start:stop]
-        if self._wanted is None:
+        if self._wanted is None and self._without is None:
             whole = run.rows is None and start == 0
             return orders, None if whole else run.rows_between(start, stop)
         rows = run.rows_between(start, stop)
-        mine = np.isin(self._snapshot.take(rows).groups, self._wanted)
+        mine = self._count(rows)
+        if self._wanted is not None:
+            mine &= np.isin(self._snapshot.take(rows).groups, self._wanted)
         return orders[mine], rows[mine]
+
+    def _count(self, rows: U32) -> Mask:
+        """Which of these rows count; rows that came after `without` was made do."""
+        if self._without is None:
+            return np.ones(len(rows), bool)
+        size = len(self._without)
+        counts: Mask = (rows >= size) | ~self._without[np.minimum(rows, size - 1)]
+        return counts
 
     def _keyed(self, orders: U64, rows: U32 | None) -> Run:
         """A run with its sums: one pass over the ids, in element order."""
@@ -310,7 +323,7 @@ class View:
         """
         runs = self._runs
         if len(removed):
-            runs = tuple(run for each in runs if len(run := self._without(each, removed)))
+            runs = tuple(run for each in runs if len(run := self._keeping(each, removed)))
         some = added.take(element_sequence(added.orders, heads_of(added.ids)))
         low, high = self._hasher.lanes(some.orders, some.ids)
         view = copy.copy(self)
@@ -320,7 +333,7 @@ class View:
         )
         return view
 
-    def _without(self, run: Run, removed: Columns) -> Run:
+    def _keeping(self, run: Run, removed: Columns) -> Run:
         places = run.lower_bounds(self._snapshot, removed.orders, heads_of(removed.ids))
         there = np.flatnonzero(run.holds_order(places, removed.orders))
         places = places[there]

@@ -25,7 +25,7 @@ from app.cache import Recent
 from app.errors import Code, Problem
 from app.federation.interests import Interests, InterestState
 from app.ingest.policy import Way
-from app.recon.index import VIEW_COST_MIN, NodeIndex
+from app.recon.index import VIEW_COST_MIN, Moments, NodeIndex
 from app.recon.replica import NodeReplica, items_size
 from app.server.limits import Limits
 from recon.agreement import (
@@ -43,11 +43,11 @@ from recon.errors import RemoteProtocolError
 from recon.fetch import NOTHING_WANTED, Found, Wanted, read_fetch, resolve
 from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
 from recon.limits import Limits as ReconLimits
-from recon.marks import MARK_BYTES, MARK_BYTES_MAX, NOTHING_CAME, Arrived, view_of
+from recon.marks import MARK_BYTES, MARK_BYTES_MAX, MOMENT_BYTES, NOTHING_CAME, Arrived, view_of
 from recon.negentropy import Negentropy, Records
 from recon.responder import respond
 from recon.view import View
-from sdstore.sync.memory import Element
+from sdstore.sync.memory import CUTS_MAX, RETIRED, Element
 from sdstore.wire import recon_pb2 as wire
 
 FETCH_CHUNK = 1_024
@@ -62,8 +62,8 @@ NEWS_ROW_BYTES = 56
 NEWS_COST = 10
 """The cost of reading one element after a mark from the database, in hashed elements: 1 to 2 us."""
 
-MARK_FIELD_BYTES = 2 + MARK_BYTES
-"""The mark in the reply to a request with `mark`."""
+MARK_FIELD_BYTES = 4 + MARK_BYTES + MOMENT_BYTES
+"""Mark and moment in the reply to a request with `mark`."""
 
 RESUME_BYTES = 24
 """The two fields of a truncated reply."""
@@ -176,7 +176,10 @@ class ReconEndpoint:
         if len(request.push) > (most := self._limits.recon_push_items_max):
             raise RemoteProtocolError("too_many_items", f"a request can push at most {most} items")
         # The answer includes the pushed items, so the initiator can compare at once.
-        outcomes = await self._take(request.push, caller, wanted.interest)
+        without = _moments(request.without)
+        outcomes = await self._take(
+            request.push, caller, wanted.interest, tells_retired=bool(without)
+        )
         policy = response.policy
         room = self._limits.recon_reply_bytes_max - len(outcomes) - RESUME_BYTES
         room -= MARK_FIELD_BYTES if request.mark else 0
@@ -184,7 +187,7 @@ class ReconEndpoint:
         fetched = read_fetch(request.fetch) if request.HasField("fetch") else NOTHING_WANTED
         compares = request.HasField("ranges") or request.total
         if compares or len(fetched.ranges):  # a push needs no view
-            asked = await self._view_between(request, key, mutual, policy, fetched, caller)
+            asked = await self._view_between(request, key, mutual, policy, fetched, caller, without)
             if asked is None:
                 response.status = wire.UNKNOWN_MARK
                 return response
@@ -193,6 +196,8 @@ class ReconEndpoint:
                 response.MergeFrom(self._compare(asked.view, request, room))
             if request.mark and name == interest_hash(mutual.encode()):
                 response.mark = self._replica.marks.at_present(mutual, policy)
+                if response.mark != request.since:  # else nothing came since the initiator had it
+                    response.moment = self._index.moment
                 if request.since:
                     self._index.views.keep(
                         _News(key, request.since, response.mark, mutual),
@@ -213,6 +218,7 @@ class ReconEndpoint:
         policy: int,
         fetched: Wanted,
         caller: Caller,
+        without: Sequence[Moments],
     ) -> _Asked | None:
         """The elements that a request is about. None if a mark fails."""
         if max(len(request.since), len(request.up_to)) > MARK_BYTES_MAX:
@@ -231,10 +237,9 @@ class ReconEndpoint:
         await self._index.catch_up()
         up_to = request.up_to if needs_up_to else b""
         if not request.since:
-            self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
-            await self._index.prepare_view(key, mutual)
+            await self._prepare_view(key, mutual, without, caller)
         if not (request.since or up_to):
-            return _Asked(self._index.view(key, mutual), NOTHING_CAME, claims_end)
+            return _Asked(self._index.view(key, mutual, without), NOTHING_CAME, claims_end)
         spend = partial(self._budgets.views.spend, caller.name)
         spend(MARK_COST)
         between = await marks.between(
@@ -244,7 +249,7 @@ class ReconEndpoint:
             return None
         if request.since:
             return _Asked(view_of(between.news.columns(), key), NOTHING_CAME, claims_end)
-        view, later = self._index.view(key, mutual), between.later
+        view, later = self._index.view(key, mutual, without), between.later
         if compares and len(later):
             view = view.corrected(NOTHING_CAME.columns(), later.columns())
         return _Asked(view, later, claims_end)
@@ -260,14 +265,30 @@ class ReconEndpoint:
             grants += f" {caller.senders!r}"
         return int.from_bytes(blake3(grants.encode()).digest(length=4), "little")
 
+    async def _prepare_view(
+        self, key: SessionKey, mutual: Interest, without: Sequence[Moments], caller: Caller
+    ) -> None:
+        cost = self._index.elements_to_hash(key, mutual, without)
+        self._budgets.views.spend(caller.name, cost)
+        if cost and without:
+            await self._index.follow_retired()
+        await self._index.prepare_view(key, mutual, without)
+
     async def _take(
-        self, items: Sequence[wire.Item], caller: Caller, wanted: Interest
+        self,
+        items: Sequence[wire.Item],
+        caller: Caller,
+        wanted: Interest,
+        *,
+        tells_retired: bool,
     ) -> Sequence[wire.PushOutcome]:
         """Take the items that the caller may publish and this node wants; one outcome per item."""
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
         replica = self._replica.for_peer(caller.instance_id, Way.RECON, caller)
-        outcomes = await take_items(replica, items, caller.covers, wanted)
+        outcomes = await take_items(
+            replica, items, caller.covers, wanted, tells_retired=tells_retired
+        )
         if len(items) > FOLLOWED_ITEMS_MIN:
             await self._index.catch_up()
         return outcomes
@@ -334,6 +355,8 @@ async def take_items(
     items: Sequence[wire.Item],
     covers: Callable[[str], bool] = lambda _: True,
     wanted: Interest = EVERYTHING,
+    *,
+    tells_retired: bool = False,
 ) -> list[wire.PushOutcome]:
     """Pass pushed items through the one door; one outcome per item, in order.
 
@@ -359,8 +382,19 @@ async def take_items(
             outcomes[at] = wire.PUSH_REFUSED
     stored = await replica.commit(list(prepared.values()))
     for at, result in zip(prepared, stored, strict=True):
-        outcomes[at] = result.outcome
+        is_retired = tells_retired and result.code == RETIRED
+        outcomes[at] = wire.PUSH_RETIRED if is_retired else result.outcome
     return outcomes
+
+
+def _moments(without: Sequence[wire.Retired]) -> tuple[Moments, ...]:
+    """The moments of `ReconRequest.without`."""
+    pairs = tuple([(each.after, each.until) for each in without])
+    sizes = {len(each) for pair in pairs for each in pair}
+    if len(pairs) > CUTS_MAX or not sizes <= {0, MOMENT_BYTES}:
+        what = f"at most {CUTS_MAX} pairs of moments of {MOMENT_BYTES} bytes"
+        raise RemoteProtocolError("malformed", what)
+    return pairs
 
 
 def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:

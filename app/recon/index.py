@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -37,8 +39,9 @@ from app.server.limits import Limits
 from app.store.store import Store
 from recon.agreement import Interest, SessionKey
 from recon.checkpoint import read_checkpoint, write_checkpoint
-from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow
+from recon.elements import ALL_ORDERS, U8, U32, WHOLE, Mask, OrderWindow
 from recon.index import RangeIndex, Snapshot
+from recon.marks import MOMENT_BYTES
 from recon.view import View, ViewCache
 
 _log = logging.getLogger(__name__)
@@ -69,6 +72,45 @@ _PLAIN_KEY = SessionKey(bytes(16))
 
 _ROWS_AT_ONCE = 1 << 16  # 2 MiB of IDs
 _LANES = 4  # 64-bit words of an ID
+
+
+RETIRED_OVERLAP_MS = 10_000
+"""Retired entries are read again so far back: a transaction can be that late, and so can the clock of a process."""
+
+WITHOUT_COST = 1_000_000
+"""The cost of a look for retired entries, in hashed elements: it reads the rows of all that are retired."""
+
+Moments = tuple[bytes, bytes]
+"""Two moments, as `sdstore.sync.memory.Cuts` has them. Each: the last entry's number, and this node's clock."""
+
+
+class RetiredRows:
+    """The rows of an index whose elements are retired, with their entries' numbers and the times; 20 bytes each."""
+
+    def __init__(self) -> None:
+        self.rows = np.zeros(0, np.uint32)
+        self.seqs = self.times_ms = np.zeros(0, np.int64)
+
+    def add(self, rows: U32, seqs: NDArray[np.int64], times_ms: NDArray[np.int64]) -> None:
+        """Add rows, also some that are here already."""
+        self.rows, first = np.unique(np.concatenate((self.rows, rows)), return_index=True)
+        self.seqs = np.concatenate((self.seqs, seqs))[first]
+        self.times_ms = np.concatenate((self.times_ms, times_ms))[first]
+
+    def mask(self, pairs: Sequence[Moments], size: int) -> Mask:
+        """bool[size]: the rows that arrived between the two moments of a pair, and were retired by the later one."""
+        mask = np.zeros(size, bool)
+        for after, until in pairs:
+            first, (last, time_ms) = _moment(after)[0] if after else 0, _moment(until)
+            inside = (self.seqs > first) & (self.seqs <= last) & (self.times_ms <= time_ms)
+            mask[self.rows[inside]] = True
+        return mask
+
+
+def _moment(raw: bytes) -> tuple[int, int]:
+    half = MOMENT_BYTES // 2
+    # Whatever another node sends is within 63 bits.
+    return tuple([int.from_bytes(each, "big") & (2**63 - 1) for each in (raw[:half], raw[half:])])  # type: ignore[return-value]
 
 
 class NodeIndex:
@@ -119,9 +161,10 @@ class NodeIndex:
     def _forget_elements(self) -> None:
         """Start without what was derived from other elements."""
         self.views = ViewCache(self._limits.recon_views_bytes_max)
-        self._newest: WeakValueDictionary[tuple[frozenset[int] | None, OrderWindow], View]
+        self._newest: WeakValueDictionary[_Chosen, View]
         self._newest = WeakValueDictionary()
         self._sums = GroupSums(self.elements)
+        self._retired = RetiredRows()
 
     async def save(self, path: Path, growth_min: int = 1) -> None:
         """Write the index to `path` if it grew by `growth_min` elements since the last write."""
@@ -168,47 +211,79 @@ class NodeIndex:
         """The number of a channel that has elements."""
         return self._channels.numbers.get(channel_id)
 
-    def view(self, key: SessionKey, interest: Interest) -> View:
-        """The elements of an interest under a session key: cached, or built."""
-        return self._view(key, self._channels.of(interest), interest.window)
+    def view(self, key: SessionKey, interest: Interest, without: Sequence[Moments] = ()) -> View:
+        """The elements of an interest under a session key: cached, or built.
 
-    def _view(self, key: SessionKey, groups: frozenset[int] | None, window: OrderWindow) -> View:
-        view = self.views.find((key, groups, window))
+        `without`: moments; call `follow_retired` before.
+        """
+        return self._view(key, self._chosen(interest, without))
+
+    def _chosen(self, interest: Interest, without: Sequence[Moments]) -> _Chosen:
+        return _Chosen(self._channels.of(interest), interest.window, tuple(without))
+
+    def _view(self, key: SessionKey, chosen: _Chosen) -> View:
+        view = self.views.find((key, chosen))
         if view is None:
             # Of another session over this interest: choosing and sorting cost four times as much as hashing.
-            like = self._newest.get((groups, window))
-            view = View(self.elements, key, groups, window) if like is None else like.under(key)
+            like = self._newest.get(chosen)
+            view = self._built(key, chosen) if like is None else like.under(key)
             view.refresh()
-            self._keep(view, key, groups, window)
+            self._keep(view, key, chosen)
         return view
 
-    def _keep(
-        self, view: View, key: SessionKey, groups: frozenset[int] | None, window: OrderWindow
-    ) -> None:
-        self.views.keep((key, groups, window), view)
-        self._newest[groups, window] = view
+    def _built(self, key: SessionKey, chosen: _Chosen) -> View:
+        groups, window, pairs = chosen
+        mask = self._retired.mask(pairs, len(self.elements)) if pairs else None
+        return View(self.elements, key, groups, window, mask)
 
-    async def prepare_view(self, key: SessionKey, interest: Interest) -> None:
+    def _keep(self, view: View, key: SessionKey, chosen: _Chosen) -> None:
+        self.views.keep((key, chosen), view)
+        self._newest[chosen] = view
+
+    async def prepare_view(
+        self, key: SessionKey, interest: Interest, without: Sequence[Moments] = ()
+    ) -> None:
         """Build a large view on another thread, so that `view` costs little; at most `BUILT_AT_ONCE`.
 
         One of a million elements takes a quarter of a second if the interest names channels.
         """
-        if self.elements_to_hash(key, interest) <= VIEW_COST_MIN + SMALL_ELEMENTS_MAX:
+        if self.elements_to_hash(key, interest, without) <= VIEW_COST_MIN + SMALL_ELEMENTS_MAX:
             return
         async with self._building:
-            elements, groups = self.elements, self._channels.of(interest)
+            elements, chosen = self.elements, self._chosen(interest, without)
             # Another request of the session may have built it meanwhile.
-            if (key, groups, interest.window) not in self.views:
-                view = await asyncio.to_thread(View, elements, key, groups, interest.window)
+            if (key, chosen) not in self.views:
+                view = await asyncio.to_thread(self._built, key, chosen)
                 if elements is self.elements:  # not read again meanwhile
-                    self._keep(view, key, groups, interest.window)
+                    self._keep(view, key, chosen)
 
-    def elements_to_hash(self, key: SessionKey, interest: Interest) -> int:
-        """The cost of `view` in elements; 0 if it is cached."""
-        groups = self._channels.of(interest)
-        if (key, groups, interest.window) in self.views:
+    def elements_to_hash(
+        self, key: SessionKey, interest: Interest, without: Sequence[Moments] = ()
+    ) -> int:
+        """The cost of `view`, and of `follow_retired` for it, in elements; 0 if it is cached."""
+        chosen = self._chosen(interest, without)
+        if (key, chosen) in self.views:
             return 0
-        return VIEW_COST_MIN + self._sums.count(groups)
+        cost = VIEW_COST_MIN + self._sums.count(chosen.groups)
+        return cost + (WITHOUT_COST if without else 0)
+
+    async def follow_retired(self) -> None:
+        """Learn which elements are retired by now."""
+        async with self._building:
+            elements, retired = self.elements, self._retired
+            newest_ms = int(retired.times_ms.max(initial=0))
+            found = await self._store.arrivals.retired_elements(newest_ms - RETIRED_OVERLAP_MS)
+            if found is not None and elements is self.elements:
+                orders, ids, seqs, times_ms = found
+                rows, there = await asyncio.to_thread(elements.rows_of_elements, orders, ids)
+                retired.add(rows[there], seqs[there], times_ms[there])
+
+    @property
+    def moment(self) -> bytes:
+        """This moment, for `view`."""
+        half = MOMENT_BYTES // 2
+        now_ms = time.time_ns() // 1_000_000
+        return b"".join(each.to_bytes(half, "big") for each in (self._read.entries.number, now_ms))
 
     @property
     def read(self) -> Watermark:
@@ -258,7 +333,7 @@ class NodeIndex:
         """orders u64[n] and digests u8[n, 32] of a channel's entries in a window, sorted."""
         number = self._channels.numbers.get(channel_id)
         groups = frozenset() if number is None else frozenset((group_of_entries(number),))
-        return self._view(_PLAIN_KEY, groups, window).elements(WHOLE)
+        return self._view(_PLAIN_KEY, _Chosen(groups, window, ())).elements(WHOLE)
 
     async def root(self, channel_id: str, entries_count: int) -> tuple[int, bytes]:
         """(count, BLAKE3 over the sorted digests) of a channel with `entries_count` entries or more."""
@@ -303,6 +378,14 @@ class NodeIndex:
             if not found:
                 return
             self._last_channel_number = found[-1].channel_no
+
+
+class _Chosen(NamedTuple):
+    """What a view has, but for its key."""
+
+    groups: frozenset[int] | None
+    window: OrderWindow
+    without: tuple[Moments, ...]
 
 
 def _count_outside(snapshot: Snapshot, rows: U32, window: OrderWindow) -> int:

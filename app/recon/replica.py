@@ -26,7 +26,7 @@ from app.ingest.door import Door
 from app.ingest.door import Prepared as FromDoor
 from app.ingest.policy import Way
 from app.ingest.prepare import Publication, Relayed, acceptable_hints
-from app.recon.index import NodeIndex
+from app.recon.index import Moments, NodeIndex
 from app.server.limits import Limits
 from app.store.arrivals import arrived_rows
 from app.store.entryrows import ContentState
@@ -46,7 +46,7 @@ from recon.marks import (
 from recon.view import View
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.model import claim_id, entry_digest
-from sdstore.sync.memory import Element
+from sdstore.sync.memory import RETIRED, Element
 from sdstore.sync.steps import NOT_CONTENT, LostPage, Prepared, Stored
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item
@@ -251,6 +251,17 @@ class NodeReplica:
         """See `Replica`."""
         return self._index.view(key, interest)
 
+    def moment(self) -> bytes:
+        """See `ArrivalOrder`."""
+        return self._index.moment
+
+    async def view_without(
+        self, key: SessionKey, interest: Interest, pairs: Sequence[Moments]
+    ) -> View:
+        """See `ArrivalOrder`."""
+        await self._index.follow_retired()
+        return self._index.view(key, interest, pairs)
+
     def holds(self, orders: U64, ids: U8) -> Mask:
         """See `Replica`."""
         return self._index.elements.holds(orders, ids)
@@ -386,7 +397,7 @@ class NodeReplica:
             for at, outcome in zip(part, outcomes, strict=True):
                 if isinstance(outcome, Problem) and outcome.code is Code.RETIRED:
                     # It is an element of this store, as of every other one.
-                    stored[at] = Stored(wire.DUPLICATE)
+                    stored[at] = Stored(wire.DUPLICATE, RETIRED)
                 elif isinstance(outcome, Problem):
                     stored[at] = _refusal(outcome)
                 elif outcome.kind is not OutcomeKind.RELAYED:

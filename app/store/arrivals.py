@@ -43,7 +43,7 @@ from app.store.database import (
     SqlDialect,
     constant,
 )
-from app.store.schema import messages, published_claims, watermark
+from app.store.schema import messages, published_claims, retired_content, watermark
 from recon.elements import order_of_lamport
 from recon.marks import Arrived
 
@@ -187,6 +187,10 @@ class _Columns(NamedTuple):
     last: Token | None
 
 
+RetiredElements = tuple[NDArray[np.uint64], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
+"""orders[n], ids[n, 32], the sequence numbers of the entries, and when they were retired (ms)."""
+
+
 class Arrivals:
     """The arrival order of one open store."""
 
@@ -323,6 +327,17 @@ class Arrivals:
         )
         return watermark_of(row)
 
+    async def retired_elements(self, after_ms: int) -> RetiredElements | None:
+        """The elements that were retired after a time, entries and the claims on them; None if there are none."""
+        rows = await self._database.rows(_retired_since(self._sql), after=after_ms)
+        rows += await self._database.rows(_retired_claims_since(self._sql), after=after_ms)
+        if not rows:
+            return None
+        lamports, ids, seqs, times_ms = zip(*rows, strict=True)
+        orders = np.array(lamports, np.int64).view(np.uint64) + _ORDER_OFFSET
+        columns = np.frombuffer(b"".join(ids), np.uint8).reshape(-1, DIGEST_BYTES)
+        return orders, columns, np.array(seqs, np.int64), np.array(times_ms, np.int64)
+
 
 def _columns(
     rows: Sequence[Row], group_of: Callable[[NDArray[np.uint32]], NDArray[np.uint32]]
@@ -449,3 +464,22 @@ def _sum_at(number: Column[int], arrival_sum: Column[int]) -> ColumnElement[int]
     up_to = select(arrival_sum).where(number <= bindparam(f"{number.name}_at", type_=BigInteger()))
     last = up_to.order_by(number.desc()).limit(constant(1))
     return func.coalesce(last.scalar_subquery(), literal_column("0"))
+
+
+@cache
+def _retired_since(sql: SqlDialect) -> Query:
+    """(Lamport timestamp, digest, seq, time) of entries that were retired after a time."""
+    m, r = messages.c, retired_content.c
+    found = select(m.lamport, m.digest, m.seq, r.retired_at_ms)
+    found = found.join_from(retired_content, messages, r.seq == m.seq)
+    return sql.query(found.where(r.retired_at_ms > bindparam("after", type_=BigInteger())))
+
+
+@cache
+def _retired_claims_since(sql: SqlDialect) -> Query:
+    """(Lamport timestamp, element ID, seq, time) of the claims on them."""
+    m, r, c = messages.c, retired_content.c, published_claims.c
+    found = select(m.lamport, c.element_id, m.seq, r.retired_at_ms)
+    found = found.join_from(retired_content, messages, r.seq == m.seq)
+    found = found.join(published_claims, c.seq == m.seq)
+    return sql.query(found.where(r.retired_at_ms > bindparam("after", type_=BigInteger())))

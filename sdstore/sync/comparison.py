@@ -10,7 +10,7 @@ name that mark, so all answers are as of one moment. `Requests` adds these marks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, StrEnum
 from functools import cache, partial
@@ -35,7 +35,7 @@ from recon.hashing import Total
 from recon.initiator import Initiator, Options, refusal_of
 from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import PROTOCOL_VERSION, Limits
-from recon.marks import MARK_BYTES_MAX
+from recon.marks import MARK_BYTES_MAX, MOMENT_BYTES
 from recon.view import View
 from recon.worklist import RangeState
 from sdstore.sync.content import Content, Shared, Steps
@@ -43,7 +43,7 @@ from sdstore.sync.differences import MOVED_MAX, PASSED_OVER_MAX
 from sdstore.sync.report import Counts, SegmentState, SyncCode, SyncError, SyncLimits, misbehaved
 from sdstore.sync.steps import Call
 from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Retired
 
 NEWS_UNCUT_MAX = 48  # new elements compared as one range, and listed: 300 bytes and a single trip
 
@@ -56,6 +56,8 @@ class Why(StrEnum):
     INTEREST = "an interest or a policy changed during the session"
     NONCE = "the peer's nonce expired during the session"
     MARK = "a mark of the last session is not valid any more"
+    RETIRED = "what one side has retired is left out from here on"
+    CUT = "what one side has retired is named again: the other side has it"
 
 
 class AttemptOverError(Exception):
@@ -98,12 +100,14 @@ class Requests:
         policy: int,
         *,
         since: bytes = b"",
+        without: Sequence[tuple[bytes, bytes]] = (),
         wants_mark: bool,
     ) -> None:
         self.awaits_mark = wants_mark
         self.is_answered = False
-        self.mark = b""
+        self.mark = self.moment = b""
         self.total: Total | None = None
+        self._without = [Retired(after=after, until=until) for after, until in without]
         self._steps = steps
         self._counts = counts
         self._header = header
@@ -146,6 +150,8 @@ class Requests:
 
     def _call(self, message: ReconRequest, taker: Taker) -> None:
         self._counts["requests"] += 1
+        if message.push or not message.since:
+            message.without.extend(self._without)
         taken = partial(self._answered, message, taker, self._counts["rounds"] + 1)
         self._steps.add(Call(message), taken)
 
@@ -175,6 +181,9 @@ class Requests:
             raise misbehaved(f"a mark has {len(response.mark)} bytes, at most {MARK_BYTES_MAX}")
         if response.mark:
             self.mark, self.total = response.mark, read_total(response)
+            if response.moment and len(response.moment) != MOMENT_BYTES:
+                raise misbehaved(f"a moment has {len(response.moment)} bytes, not {MOMENT_BYTES}")
+            self.moment = response.moment
         # Otherwise it answers for a part of the interest, which proves nothing.
 
 

@@ -393,6 +393,7 @@ class Inbox:
 
     def _take_stored(self, prepared: Prepared, named: Named, stored: Stored) -> None:
         order, element_id = named.element
+        self._shared.aside.cut_in_vain_count += stored.code == RETIRED
         self._shared.aside.forget([element_id])
         self._books.moved.hold(element_id)
         kept_count = 0
@@ -602,7 +603,8 @@ class Content:
                         )
                 case recon_pb2.PUSH_REFUSED if entry_id:
                     self.books.set_aside(LackedBy.THERE, element, REFUSED, entry_id)
-                case recon_pb2.PUSH_REFUSED:
+                case recon_pb2.PUSH_REFUSED | recon_pb2.PUSH_RETIRED:
+                    self._shared.aside.cut_in_vain_count += outcome == recon_pb2.PUSH_RETIRED
                     named = _named(self._shared.claim_id, item, element)
                     self.books.set_aside_entry(LackedBy.THERE, named, REFUSED)
                 case recon_pb2.NO_ENTRY if entry_id:

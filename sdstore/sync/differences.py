@@ -34,6 +34,7 @@ on one side only. Therefore the `Baseline` counts it in or out by ID (`news_of`)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,8 @@ from recon.view import View
 from sdstore.sync.memory import (
     ELEMENT_BYTES,
     LOST,
+    REFUSED,
+    RETIRED,
     SET_ASIDE_MAX,
     Aside,
     AsideElement,
@@ -87,11 +90,35 @@ class SetAside:
         self._tried_again = {each.element_id: each for each in aside.tried_again}
         self._columns: dict[LackedBy, Columns] = {}
         self.beyond_count = aside.beyond_count
+        self.theirs, self.ours = aside.theirs, aside.ours
+        # By the side that lacks them: retired elements that were named.
+        self.retired = Counter(e.lacked_by for e in aside.elements if e.code == RETIRED)
+        # Elements that a cut leaves out, and that the other side has all the same.
+        self.cut_in_vain_count = 0
 
     def value(self) -> Aside:
         """The elements as a value."""
         elements, tried = self._elements.values(), self._tried_again.values()
-        return Aside(self._interest, tuple(elements), tuple(tried), self.beyond_count)
+        lists = tuple(elements), tuple(tried)
+        return Aside(self._interest, *lists, self.beyond_count, self.theirs, self.ours)
+
+    def cut(self, lacked_by: LackedBy, until: bytes) -> None:
+        """Leave out what the other side of `lacked_by` had retired by a moment, instead of naming it."""
+        if lacked_by is LackedBy.HERE:
+            self.theirs = self.theirs.cut(until)
+        else:
+            self.ours = self.ours.cut(until)
+        self._forget_retired(lacked_by)
+
+    def forget_cuts(self) -> None:
+        """Name again what was retired; elements that were refused because they are retired are in both sets."""
+        self.theirs, self.ours = replace(self.theirs, pairs=()), replace(self.ours, pairs=())
+        self._forget_retired(LackedBy.THERE, REFUSED)
+
+    def _forget_retired(self, lacked_by: LackedBy, code: str = RETIRED) -> None:
+        elements = self._elements.values()
+        self.forget([e.element_id for e in elements if (e.lacked_by, e.code) == (lacked_by, code)])
+        self.beyond_count = 0
 
     @property
     def name(self) -> bytes:
@@ -119,6 +146,8 @@ class SetAside:
 
         False if there is no room: then it is only counted.
         """
+        if element.code == RETIRED:
+            self.retired[element.lacked_by] += 1
         if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
             self.beyond_count += 1
             return False

@@ -117,6 +117,14 @@ class ArrivalOrder(Protocol):
     def mark(self, interest: Interest) -> bytes:
         """The mark of everything that `Replica.view` has now."""
 
+    def moment(self) -> bytes:
+        """This moment, as `sdstore.sync.memory.Cuts` has it; empty if nothing is retired here ever."""
+
+    async def view_without(
+        self, key: SessionKey, interest: Interest, pairs: Sequence[tuple[bytes, bytes]]
+    ) -> View:
+        """As `Replica.view`, without what was retired at some moments; waits before it looks."""
+
     async def arrived_since(self, mark: bytes, interest: Interest) -> Arrived | None:
         """The elements of an interest that arrived after a mark, up to what `Replica.view` has now.
 
@@ -275,11 +283,15 @@ class _Driver:
     async def _looked(self, look: Look) -> Looked:
         replica, arrivals = self._replica, self._arrivals
         await replica.catch_up()
-        arrived = None
+        found: View | Arrived | None = None
         if arrivals is not None and look.since:
-            arrived = await arrivals.arrived_since(look.since, look.interest)
+            found = await arrivals.arrived_since(look.since, look.interest)
+        elif arrivals is not None and look.without:
+            found = await arrivals.view_without(look.key, look.interest, look.without)
         # From here on nothing waits, so the mark is that of what was found.
-        found = arrived if look.since else replica.view(look.key, look.interest)
+        if not (look.since or look.without):
+            found = replica.view(look.key, look.interest)
         held = replica.holds(look.orders, look.ids)
         mark = arrivals.mark(look.interest) if arrivals else b""
-        return Looked(found, mark, held, replica.arrived_count)
+        moment = arrivals.moment() if arrivals else b""
+        return Looked(found, mark, held, replica.arrived_count, moment)

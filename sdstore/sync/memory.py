@@ -19,6 +19,8 @@ from recon.limits import ID_BYTES
 
 INTERESTS_MAX = 4  # whose set-aside elements are remembered; for others a session finds them again
 SET_ASIDE_MAX = 65_536  # elements a peer and interest: 25 MB; of more, only the number is kept
+RETIRED_NAMED_MAX = 4_096  # of these retired by one side: of more, comparisons leave out all
+CUTS_MAX = 8  # of a peer and interest: one for each long absence while the other retired much
 RETRY_S_MIN = 900.0  # before the first retry: a mended store is noticed within the hour
 RETRY_S_MAX = 86_400.0  # between the last retries: once a day
 RETRY_FACTOR = 4.0
@@ -97,17 +99,49 @@ class AsideElement:
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """What one side had retired before the other asked for it: comparisons leave it out, unnamed.
+
+    Each pair (after, until) of moments of that side leaves out what arrived between them and was retired by
+    `until`. `place`: the moment of the last proof; the other side has what arrived until then, or does not
+    need it. Opaque; empty is the beginning.
+    """
+
+    place: bytes = b""
+    pairs: tuple[tuple[bytes, bytes], ...] = ()
+
+    def cut(self, until: bytes) -> Cuts:
+        """Leave out also what is retired by a moment. If there are too many cuts, the last two become one."""
+        pairs = [each for each in self.pairs if each[0] != self.place] + [(self.place, until)]
+        if len(pairs) > CUTS_MAX:
+            pairs[-2:] = [(pairs[-2][0], until)]
+        return replace(self, pairs=tuple(pairs))
+
+
+NO_CUTS = Cuts()
+
+
+@dataclass(frozen=True, slots=True)
 class Aside:
     """The elements set aside for one mutual interest (its canonical bytes).
 
     `tried_again`: elements removed for a retry that are not settled yet. `beyond_count`: further
-    elements, which are not remembered: the next session that compares everything finds them again.
+    elements, which are not remembered: the next session that compares everything finds them again. `theirs`,
+    `ours`: what the peer and this side had retired.
     """
 
     interest: bytes
     elements: tuple[AsideElement, ...] = ()
     tried_again: tuple[AsideElement, ...] = ()
     beyond_count: int = 0
+    theirs: Cuts = NO_CUTS
+    ours: Cuts = NO_CUTS
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to remember."""
+        has_cuts = self.theirs != NO_CUTS or self.ours != NO_CUTS
+        return not (self.elements or self.tried_again or has_cuts)
 
     def without_refused_there(self) -> Aside:
         """Without refusals of the peer: its policy has changed, so it may accept those elements now."""
@@ -224,10 +258,10 @@ class PeerMemory:
 
     def with_aside(self, aside: Aside) -> PeerMemory:
         """This memory with the elements that a session over one interest set aside."""
-        if not (self.asides or aside.elements or aside.tried_again):
+        if not self.asides and aside.is_empty:
             return self
         asides = [each for each in self.asides if each.interest != aside.interest]
-        if aside.elements or aside.tried_again:
+        if not aside.is_empty:
             asides.append(aside)
         return replace(self, asides=tuple(asides[-INTERESTS_MAX:]))
 
@@ -289,6 +323,8 @@ class PeerMemory:
                         tuple(map(_aside_element, each["elements"])),
                         tuple(map(_aside_element, each["tried_again"])),
                         each["beyond_count"],
+                        _cuts(each["theirs"]),
+                        _cuts(each["ours"]),
                     )
                     for each in document["asides"]
                 ),
@@ -316,6 +352,11 @@ def _with_bytes(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
         name: bytes.fromhex(value) if name in names and value is not None else value
         for name, value in row.items()
     }
+
+
+def _cuts(row: Mapping[str, Any]) -> Cuts:
+    pairs = tuple((bytes.fromhex(after), bytes.fromhex(until)) for after, until in row["pairs"])
+    return Cuts(bytes.fromhex(row["place"]), pairs)
 
 
 def _aside_element(row: Mapping[str, Any]) -> AsideElement:

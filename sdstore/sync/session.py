@@ -67,6 +67,7 @@ from sdstore.sync.comparison import (
 from sdstore.sync.content import NEVER_S, ClaimId, Content, Shared, Steps
 from sdstore.sync.differences import Ledger, SetAside, brought_columns, columns_of, news_of
 from sdstore.sync.memory import (
+    RETIRED_NAMED_MAX,
     SET_ASIDE_MAX,
     WHOLE_S_MAX,
     Baseline,
@@ -124,7 +125,7 @@ class Course:
     `claim_id` names claims, `draw` gives random bytes. `nonce_secret` is the key by which this side's own
     responder recognises the nonces of its sessions. `marks_failed_count`: how many of the peer's marks failed
     while everything was compared. Then more arrived there than it looks at after a mark, so the next attempt
-    goes on without (`with_marks`). `nonces_unused_count`: how many of its nonces expired without an answer.
+    goes on without (`with_marks`). `with_cuts`: false once much of what they left out was found on the other side. `nonces_unused_count`: how many of its nonces expired without an answer.
     """
 
     started_s: float
@@ -137,6 +138,7 @@ class Course:
     ledger: Ledger = field(default_factory=Ledger)
     mended_count: int = 0
     with_marks: bool = True
+    with_cuts: bool = True
     marks_failed_count: int = 0
     nonces_unused_count: int = 0
 
@@ -186,7 +188,8 @@ class Sync:
         self._header = SessionHeader(b"", b"", b"")
         # What is compared: `_main` is the comparison to be proved, `_comparison` the one that runs.
         self._baseline: Baseline | None = None
-        self._own_mark, self._arrived_count = b"", 0
+        self._own_mark = self._own_moment = b""
+        self._arrived_count = 0
         self._lost: dict[bytes, Element] = {}
         self._main: Comparison | None = None
         self._comparison: Comparison | None = None
@@ -256,7 +259,8 @@ class Sync:
             self._resume()
         while (comparison := self._comparison) and not self._ending:
             comparison.pump()
-            if not comparison.is_over:
+            self._cut()
+            if self._ending or not comparison.is_over:
                 break
             self._comparison = None
             self._next(comparison)
@@ -390,7 +394,8 @@ class Sync:
         since = baseline.own if baseline else b""
         orders = np.concatenate((here.orders, brought[0]))
         ids = np.concatenate((here.ids, brought[1]))
-        return Look(self._header.key(), self._mutual, since, orders, ids)
+        without = () if since else self._shared.aside.ours.pairs
+        return Look(self._header.key(), self._mutual, since, orders, ids, without)
 
     def _looked(self, looked: Looked) -> None:
         aside, baseline = self._shared.aside, self._baseline
@@ -409,7 +414,7 @@ class Sync:
             case _:
                 self._look_at_everything()  # nothing went out yet, so the attempt goes on
                 return
-        self._own_mark = looked.mark
+        self._own_mark, self._own_moment = looked.mark, looked.moment
         self._arrived_count = looked.arrived_count
         since = baseline.peer if baseline else b""
         wants_mark = self._course.mode is Mode.MOVE and self._course.with_marks
@@ -434,7 +439,13 @@ class Sync:
     ) -> Comparison:
         shared, policy = self._shared, self._memory.policy or 0
         requests = Requests(
-            self._steps, shared.counts, self._header, policy, since=since, wants_mark=wants_mark
+            self._steps,
+            shared.counts,
+            self._header,
+            policy,
+            since=since,
+            without=shared.aside.theirs.pairs,
+            wants_mark=wants_mark,
         )
         initiator = initiator_of(
             view,
@@ -488,6 +499,24 @@ class Sync:
         again = not self._course.with_marks and self._course.marks_failed_count < MARKS_FAILED_MAX
         self._course.with_marks = True
         self._end(Ending(SyncOutcome.IN_SYNC, again=again))
+
+    def _cut(self) -> None:
+        """Leave out what one side has retired, if naming it costs too much; or name it, if the other has it."""
+        aside, course = self._shared.aside, self._course
+        if not course.with_cuts or course.mode is Mode.COUNT or self._main is None:
+            return
+        if aside.cut_in_vain_count > RETIRED_NAMED_MAX:
+            course.with_cuts = False
+            aside.forget_cuts()
+            self._end(Ending(*_EARLY, Why.CUT, again=True, awaits_answers=True))
+            return
+        moments = {LackedBy.HERE: self._main.requests.moment, LackedBy.THERE: self._own_moment}
+        for lacked_by, until in moments.items():
+            if until and aside.retired[lacked_by] > RETIRED_NAMED_MAX:
+                aside.cut(lacked_by, until)
+                self._memory = self._memory.with_baseline(self._header.interest, None)
+                self._end(Ending(*_EARLY, Why.RETIRED, again=True, awaits_answers=True))
+                return
 
     def _end_unproved(self, detail: str, code: SyncCode = SyncCode.OVERLOADED) -> None:
         """The next attempt compares everything; if there is none, the report says this."""
@@ -564,20 +593,28 @@ class Sync:
         if before is not None:
             count += before.elements_count - len(unpack_elements(before.counted_in))
         self._proved_count = count
+        aside = self._shared.aside
         if self._own_mark:
+            if before is None or before.peer != main.requests.mark:
+                # Otherwise nothing arrived, and the memory need not be written again.
+                aside.theirs = replace(aside.theirs, place=main.requests.moment)
+                aside.ours = replace(aside.ours, place=self._own_moment)
             whole_s = min(self._course.limits.whole_s, WHOLE_S_MAX)
             baseline = Baseline(
                 interest=self._header.interest,
                 own=self._own_mark,
                 peer=main.requests.mark,
-                counted_in=pack_elements(moved.counted_in(self._shared.aside)),
-                counted_out=pack_elements(moved.counted_out(self._shared.aside)),
-                aside=self._shared.aside.name,
+                counted_in=pack_elements(moved.counted_in(aside)),
+                counted_out=pack_elements(moved.counted_out(aside)),
+                aside=aside.name,
                 elements_count=count,
                 whole_due_at_s=before.whole_due_at_s if before else self._shared.now_s + whole_s,
             )
             self._memory = self._memory.with_baseline(self._header.interest, baseline)
-        self._end(Ending(SyncOutcome.IN_SYNC, detail=self._course.ledger.said))
+        said = [self._course.ledger.said]
+        if aside.theirs.pairs or aside.ours.pairs:
+            said.append("without what one side had retired before the other asked for it")
+        self._end(Ending(SyncOutcome.IN_SYNC, detail="; ".join(filter(None, said))))
 
     def _fail(self, error: SyncError) -> None:
         """End the attempt and the session by a fault of either side."""

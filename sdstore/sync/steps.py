@@ -71,7 +71,8 @@ class Call(NamedTuple):
 class Look(NamedTuple):
     """Take in what is committed by now, and read the set as of one moment. Result: `Looked`.
 
-    `since`: an own mark, or empty; `orders` u64[n] and `ids` u8[n, 32]: elements to look up.
+    `since`: an own mark, or empty; `orders` u64[n] and `ids` u8[n, 32]: elements to look up. `without`: pairs of
+    own moments, as in `memory.Cuts`; what was retired then is not in the view.
     """
 
     key: SessionKey
@@ -79,6 +80,7 @@ class Look(NamedTuple):
     since: bytes
     orders: U64
     ids: U8
+    without: Sequence[tuple[bytes, bytes]] = ()
 
 
 class Looked(NamedTuple):
@@ -86,13 +88,15 @@ class Looked(NamedTuple):
 
     `found`: the elements of the interest, or those that arrived after `since`; None if that mark is not valid.
     `mark`: this side's mark of the moment, empty if it keeps no order of arrival. `held`: bool[n], which of the
-    elements are here, in any channel. `arrived_count`: how many elements have arrived here so far.
+    elements are here, in any channel. `arrived_count`: how many elements have arrived here so far. `moment`: of
+    `memory.Cuts`, empty as `mark`.
     """
 
     found: View | Arrived | None
     mark: bytes
     held: Mask
     arrived_count: int
+    moment: bytes = b""
 
 
 class Holds(NamedTuple):

@@ -30,6 +30,7 @@ class PushOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_REFUSED: _ClassVar[PushOutcome]
     NOT_EXAMINED: _ClassVar[PushOutcome]
     NO_ENTRY: _ClassVar[PushOutcome]
+    PUSH_RETIRED: _ClassVar[PushOutcome]
 ABSENCE_UNKNOWN: Absence
 LOST: Absence
 RETIRED: Absence
@@ -45,6 +46,7 @@ DUPLICATE: PushOutcome
 PUSH_REFUSED: PushOutcome
 NOT_EXAMINED: PushOutcome
 NO_ENTRY: PushOutcome
+PUSH_RETIRED: PushOutcome
 
 class Interest(_message.Message):
     __slots__ = ("all", "channels", "prefixes", "lamport_from", "lamport_to")
@@ -140,7 +142,7 @@ class Item(_message.Message):
     def __init__(self, entry: _Optional[_Union[Item.Entry, _Mapping]] = ..., claim: _Optional[_Union[Item.Claim, _Mapping]] = ..., absent: _Optional[_Union[Item.Absent, _Mapping]] = ..., order: _Optional[int] = ..., id: _Optional[bytes] = ...) -> None: ...
 
 class ReconRequest(_message.Message):
-    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "total", "mark", "since", "up_to")
+    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "total", "mark", "since", "up_to", "without")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +153,7 @@ class ReconRequest(_message.Message):
     MARK_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     UP_TO_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
     version: int
     session: Session
     ranges: Ranges
@@ -161,7 +164,16 @@ class ReconRequest(_message.Message):
     mark: bool
     since: bytes
     up_to: bytes
-    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., total: _Optional[bool] = ..., mark: _Optional[bool] = ..., since: _Optional[bytes] = ..., up_to: _Optional[bytes] = ...) -> None: ...
+    without: _containers.RepeatedCompositeFieldContainer[Retired]
+    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., total: _Optional[bool] = ..., mark: _Optional[bool] = ..., since: _Optional[bytes] = ..., up_to: _Optional[bytes] = ..., without: _Optional[_Iterable[_Union[Retired, _Mapping]]] = ...) -> None: ...
+
+class Retired(_message.Message):
+    __slots__ = ("after", "until")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    after: bytes
+    until: bytes
+    def __init__(self, after: _Optional[bytes] = ..., until: _Optional[bytes] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("answered", "kinds", "counts", "part_counts", "bounds", "hashes", "short_ids")
@@ -190,7 +202,7 @@ class Total(_message.Message):
     def __init__(self, count: _Optional[int] = ..., sum: _Optional[bytes] = ...) -> None: ...
 
 class ReconResponse(_message.Message):
-    __slots__ = ("status", "version", "responder_nonce", "interest", "policy", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "total", "mark")
+    __slots__ = ("status", "version", "responder_nonce", "interest", "policy", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "total", "mark", "moment")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESPONDER_NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +216,7 @@ class ReconResponse(_message.Message):
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
     status: Status
     version: int
     responder_nonce: bytes
@@ -217,4 +230,5 @@ class ReconResponse(_message.Message):
     retry_after_s: int
     total: Total
     mark: bytes
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., interest: _Optional[bytes] = ..., policy: _Optional[int] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., total: _Optional[_Union[Total, _Mapping]] = ..., mark: _Optional[bytes] = ...) -> None: ...
+    moment: bytes
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., interest: _Optional[bytes] = ..., policy: _Optional[int] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., total: _Optional[_Union[Total, _Mapping]] = ..., mark: _Optional[bytes] = ..., moment: _Optional[bytes] = ...) -> None: ...

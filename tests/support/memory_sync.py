@@ -143,6 +143,16 @@ class MemoryReplica:
             orders, ids, np.array([at for at, _ in rows], np.int64), np.zeros(len(rows), bool)
         )
 
+    def moment(self) -> bytes:
+        """See `ArrivalOrder`. Nothing is retired."""
+        return b""
+
+    async def view_without(
+        self, key: SessionKey, interest: Interest, pairs: Sequence[tuple[bytes, bytes]]
+    ) -> View:
+        """See `ArrivalOrder`."""
+        raise NotImplementedError
+
     def view(self, key: SessionKey, interest: Interest) -> View:
         """See `Replica`."""
         return View(self._index, key, window=interest.window)
