@@ -80,6 +80,9 @@ LOOKUP_FIELDS = 2
 MET_AS_SYNC = "met_as_sync"
 """The state of a missing ID that a sync message had."""
 
+RETIRED = "retired"
+"""The state of an ID whose messages here are all retired."""
+
 States = Mapping[str, str]
 """What is known of the missing IDs of a look-up."""
 
@@ -296,7 +299,7 @@ async def lookup(call: ReaderInTurn, shape: Shaped) -> Reply:
     """Which of these IDs and hints are stored, and the messages they lead to.
 
     `found` has a row for each match with its key. `missing` are keys without a match; an ID can have a `state`:
-    `withheld`, `refused`, or, in one channel, `met_as_sync`. `not_examined` are keys that did not fit, and hints
+    `withheld`, `refused`, `retired`, or, in one channel, `met_as_sync`. `not_examined` are keys that did not fit, and hints
     with more claims than one page examines if none examined leads to a message: ask again for these. `left_out`
     are matches whose content is lost.
     """
@@ -336,6 +339,7 @@ async def _states(call: Call, result: LookupResult, channel_id: str | None) -> S
         met = await call.node.store.gaps.met(channel_id, missing)
         states.update(dict.fromkeys(met, MET_AS_SYNC))
     states.update(await call.absences(missing, channel_id))
+    states.update({key: RETIRED for key in missing if key in result.retired})
     return states
 
 

@@ -162,7 +162,7 @@ class LookupKey(BaseModel):
 
     message_id: str | None = None
     retrieval_hint: str | None = None
-    state: _State | None = None
+    state: _State | Literal["retired"] | None = None
 
 
 class LookupMatch(BaseModel):

@@ -514,7 +514,6 @@ class GroupWriter:
             )
             for part in chunks(list(seqs.values()), FRAMES_PER_READ):
                 self._drop_content(transaction, part, with_history=found.with_history)
-            self._frames.forget()
         return Retired(len(seqs), len(new) - len(seqs), len(found.digests) - len(new))
 
     def _require_room(self, transaction: Transaction, new_count: int) -> None:

@@ -78,13 +78,14 @@ class LookupResult:
     """Answers to many keys (IDs as str, hints as bytes).
 
     A key with several matches has several rows in `found`. `not_examined` keys did not fit the reply.
-    `left_out` are matches whose content is lost.
+    `left_out` are matches whose content is lost. `retired`: the missing keys that have only retired matches.
     """
 
     found: list[Answer]
     missing: list[LookupKey]
     not_examined: list[LookupKey]
     left_out: list[Lost]
+    retired: set[LookupKey]
 
 
 @dataclass(slots=True)
@@ -221,7 +222,7 @@ class Lookups:
         bytes_max: int,
     ) -> LookupResult:
         """The matches of each key, until the rows of the answer pass `bytes_max`."""
-        result = LookupResult([], [], [], [])
+        result = LookupResult([], [], [], [], set())
         room = bytes_max
         asked: list[LookupKey] = [*dict.fromkeys(ids), *dict.fromkeys(hints)]
         for step in chunks(asked, KEYS_PER_STEP):
@@ -237,6 +238,10 @@ class Lookups:
                 found, lost = await self._present(taken)
             else:
                 found, lost = await self._loaded(taken, rows)
+            if lost and self._frames.has_retired:
+                gone = await self._frames.retired_among([digest for _, digest in lost])
+                result.retired.update(key for key, digest in lost if digest in gone)
+                lost = [each for each in lost if each[1] not in gone]
             not_fitting = cut.union(key for key, _, _ in matches[count:])
             answered = {key for key, _ in found} | {key for key, _ in lost}
             result.found.extend(found)
@@ -245,6 +250,7 @@ class Lookups:
                 if key not in answered:
                     (result.not_examined if key in not_fitting else result.missing).append(key)
             room = room - sum(sizes) if count == len(matches) else 0
+        result.retired.intersection_update(result.missing)
         return result
 
     async def _matches_of(

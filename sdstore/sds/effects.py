@@ -117,7 +117,8 @@ class Missing:
 class Lost:
     """The participant stopped waiting for this message. If it arrives later it is delivered late.
 
-    `reason`: empty after `lost_after_ms`; else what a store says of it, "refused" or "withheld".
+    `reason`: empty after `lost_after_ms`; else what a store says of it, "refused", "withheld" or
+    "retired".
     """
 
     message_id: str

@@ -91,8 +91,9 @@ class SetAside:
         self._columns: dict[LackedBy, Columns] = {}
         self.beyond_count = aside.beyond_count
         self.theirs, self.ours = aside.theirs, aside.ours
-        # By the side that lacks them: retired elements that were named.
-        self.retired = Counter(e.lacked_by for e in aside.elements if e.code == RETIRED)
+        # Retired elements that were named, by the side that lacks them.
+        self._retired = Counter(e.lacked_by for e in aside.elements if e.code == RETIRED)
+        self._retired_before = self._retired.copy()
         # Elements that a cut leaves out, and that the other side has all the same.
         self.cut_in_vain_count = 0
 
@@ -101,6 +102,10 @@ class SetAside:
         elements, tried = self._elements.values(), self._tried_again.values()
         lists = tuple(elements), tuple(tried)
         return Aside(self._interest, *lists, self.beyond_count, self.theirs, self.ours)
+
+    def names_more_retired(self, lacked_by: LackedBy, most: int) -> bool:
+        """Whether more retired elements than `most` are named, and more than before this attempt."""
+        return self._retired[lacked_by] > max(most, self._retired_before[lacked_by])
 
     def cut(self, lacked_by: LackedBy, until: bytes) -> None:
         """Leave out what the other side of `lacked_by` had retired by a moment, instead of naming it."""
@@ -147,7 +152,7 @@ class SetAside:
         False if there is no room: then it is only counted.
         """
         if element.code == RETIRED:
-            self.retired[element.lacked_by] += 1
+            self._retired[element.lacked_by] += 1
         if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
             self.beyond_count += 1
             return False

@@ -111,8 +111,13 @@ class Cuts:
     pairs: tuple[tuple[bytes, bytes], ...] = ()
 
     def cut(self, until: bytes) -> Cuts:
-        """Leave out also what is retired by a moment. If there are too many cuts, the last two become one."""
-        pairs = [each for each in self.pairs if each[0] != self.place] + [(self.place, until)]
+        """Leave out also what is retired by a moment. If there are too many cuts, the last two become one.
+
+        If a cut at `place` was not enough, the other side has lost what it had by then: all is left out.
+        """
+        if any(after == self.place for after, _ in self.pairs):
+            return replace(self, pairs=((b"", until),))
+        pairs = [*self.pairs, (self.place, until)]
         if len(pairs) > CUTS_MAX:
             pairs[-2:] = [(pairs[-2][0], until)]
         return replace(self, pairs=tuple(pairs))

@@ -512,7 +512,7 @@ class Sync:
             return
         moments = {LackedBy.HERE: self._main.requests.moment, LackedBy.THERE: self._own_moment}
         for lacked_by, until in moments.items():
-            if until and aside.retired[lacked_by] > RETIRED_NAMED_MAX:
+            if until and aside.names_more_retired(lacked_by, RETIRED_NAMED_MAX):
                 aside.cut(lacked_by, until)
                 self._memory = self._memory.with_baseline(self._header.interest, None)
                 self._end(Ending(*_EARLY, Why.RETIRED, again=True, awaits_answers=True))

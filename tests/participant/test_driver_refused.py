@@ -150,6 +150,25 @@ def test_an_ordered_message_is_sent_when_a_store_has_it_and_void_when_all_refuse
     run(scenario())
 
 
+def test_a_participant_stops_waiting_at_once_for_a_message_that_its_store_has_retired(
+    node: RunningNode,
+) -> None:
+    first = made(b"first")
+    gone = made(b"gone", first.message_id)
+    heir = made(b"heir", gone.message_id)
+    for each in (first, gone, heir):
+        node.publish(each).raise_for_status()
+    retired = {"message_id": gone.message_id, "reason": "a test"}
+    node.http.post("/v1/retirements", json=retired).raise_for_status()
+
+    async def scenario() -> None:
+        async with joined([node.url], "bob", draw=InOrder()) as bob:
+            await bob.until(lambda bob: bob.texts == [b"first", b"heir"])
+            assert bob.of(Lost) == [Lost(gone.message_id, "retired")]
+
+    run(scenario())
+
+
 def test_a_store_tells_why_it_lacks_a_message_only_if_its_id_verifies(node: RunningNode) -> None:
     bad, odd, stolen = made(b"bad"), made(b"odd"), replace(made(b"good"), content=b"bad")
     heir = made(b"heir", bad.message_id, odd.message_id, stolen.message_id)

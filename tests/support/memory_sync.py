@@ -6,7 +6,9 @@ The content of an element is any bytes: the first eight are its order, its ID is
 from __future__ import annotations
 
 import copy
+import struct
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 import numpy as np
 from blake3 import blake3
@@ -25,7 +27,7 @@ from recon.limits import PROTOCOL_VERSION
 from recon.marks import NEWS_MAX, Arrived, Moment, Numbers, is_mark_of, mark_of, numbers_of, view_of
 from recon.responder import respond
 from recon.view import View
-from sdstore.sync.memory import Element, columns
+from sdstore.sync.memory import RETIRED, Element, columns
 from sdstore.sync.steps import LostPage, Prepared, Stored
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
@@ -44,6 +46,9 @@ def element_of(raw: bytes) -> Element:
     return Element(int.from_bytes(raw[:8], "big"), blake3(raw).digest())
 
 
+_clock = count(1)
+
+
 class MemoryReplica:
     """A `Replica` without claims. `refuses` names content that it does not take."""
 
@@ -60,6 +65,7 @@ class MemoryReplica:
         self._sums = [0]
         self.secret = b"the secret of a replica in memory"
         self.policy = 0
+        self.retired: dict[Element, int] = {}  # and when
         self.news_max = NEWS_MAX
         for each in contents:
             self.add(each)
@@ -69,7 +75,13 @@ class MemoryReplica:
         element = element_of(raw)
         if element not in self.held:
             self._pending.append(element)
-        self.held[element] = raw
+        self.held[element] = None if element in self.retired else raw
+
+    def retire(self, raw: bytes) -> None:
+        """The element stays, its content is gone for good."""
+        element = element_of(raw)
+        self.held[element] = None
+        self.retired[element] = next(_clock)
 
     def lose(self, raw: bytes) -> None:
         """The element stays, its content is gone."""
@@ -144,14 +156,22 @@ class MemoryReplica:
         )
 
     def moment(self) -> bytes:
-        """See `ArrivalOrder`. Nothing is retired."""
-        return b""
+        """See `ArrivalOrder`."""
+        return struct.pack(">QQ", len(self.arrived), next(_clock))
 
     async def view_without(
         self, key: SessionKey, interest: Interest, pairs: Sequence[tuple[bytes, bytes]]
     ) -> View:
         """See `ArrivalOrder`."""
-        raise NotImplementedError
+        gone = []
+        for after, until in pairs:
+            first = struct.unpack(">QQ", after)[0] if after else 0
+            last, time = struct.unpack(">QQ", until)
+            came = [each for each in self.arrived[first:last] if each]
+            gone += [each for each in came if self.retired.get(each, time + 1) <= time]
+        without = np.zeros(len(self._index), bool)
+        without[self._index.rows_of_elements(*columns(gone))[0]] = True
+        return View(self._index, key, window=interest.window, without=without)
 
     def view(self, key: SessionKey, interest: Interest) -> View:
         """See `Replica`."""
@@ -168,7 +188,7 @@ class MemoryReplica:
             item = Item(order=each.order, id=each.element_id)
             raw = self.held.get(each)
             if raw is None:
-                item.absent.reason = wire.LOST
+                item.absent.reason = wire.RETIRED if each in self.retired else wire.LOST
             else:
                 item.entry.frame = raw
             items.append(item)
@@ -202,6 +222,9 @@ class MemoryReplica:
         for each in prepared:
             if each.refusal:
                 stored.append(Stored(wire.PUSH_REFUSED, each.refusal))
+            elif element_of(each.content) in self.retired:
+                self.add(each.content)
+                stored.append(Stored(wire.DUPLICATE, RETIRED))
             else:
                 is_new = self.held.get(element_of(each.content)) is None
                 self.add(each.content)
@@ -210,12 +233,15 @@ class MemoryReplica:
 
     async def lost(self, _interest: Interest, _after: int, _limit: int) -> LostPage:
         """See `Replica`."""
-        lost = [element for element, raw in self.held.items() if raw is None]
+        lost = self._lost()
         return LostPage(lost, 0, len(lost))
+
+    def _lost(self) -> list[Element]:
+        return [e for e, raw in self.held.items() if raw is None and e not in self.retired]
 
     async def lost_among(self, entry_ids: Sequence[bytes]) -> set[bytes]:
         """See `Replica`."""
-        lost = {element.element_id for element, raw in self.held.items() if raw is None}
+        lost = {element.element_id for element in self._lost()}
         return lost & set(entry_ids)
 
 
@@ -283,7 +309,8 @@ class MemoryPeer:
         stored = await replica.commit(await replica.prepare(request.push))
         await replica.catch_up()
         key = derive_session_key(session.initiator_nonce, session.responder_nonce, name)
-        view = replica.view(key, mutual)
+        pairs = [] if request.since else [(each.after, each.until) for each in request.without]
+        view = await replica.view_without(key, mutual, pairs)
         if request.since or request.up_to:
             bounded = await self._bounded(request, view, key, mutual)
             if bounded is None:
@@ -293,14 +320,17 @@ class MemoryPeer:
         if request.HasField("ranges") or request.total:
             response = respond(view, request)
         if request.mark and mutual == asked:
-            response.mark = replica.mark(mutual)
+            response.mark, response.moment = replica.mark(mutual), replica.moment()
         found = self._found(view, request)
         rows = zip(found.orders.tolist(), found.ids, strict=True)
         elements = [Element(order, row.tobytes()) for order, row in rows]
         response.items.extend(await replica.load(elements, 0))
         if found.resume is not None:
             response.truncated, response.resume = True, bound_bytes(found.resume)
-        response.push_outcomes.extend(each.outcome for each in stored)
+        response.push_outcomes.extend(
+            wire.PUSH_RETIRED if request.without and each.code == RETIRED else each.outcome
+            for each in stored
+        )
         return response
 
     def _found(self, view: View, request: ReconRequest) -> Found:

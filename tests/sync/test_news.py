@@ -407,8 +407,16 @@ class World:
                 self.peer.own_interest = rng.choice(INTERESTS)
             case 7:
                 side.news_max = rng.choice([3, 30, 1_000])
+            case 8:
+                self.retire(side)
             case _:
                 pass
+
+    def retire(self, side: MemoryReplica) -> None:
+        """A few, or everything."""
+        held = sorted(side.contents)
+        for raw in self.rng.sample(held, min(len(held), self.rng.choice([1, 5, 1_000]))):
+            side.retire(raw)
 
     def sync(self, *, is_undisturbed: bool = False) -> SyncReport:
         """A session; checks the law if it ends in sync."""
@@ -430,7 +438,10 @@ class World:
         if report.outcome is SyncOutcome.IN_SYNC:
             due = {raw for raw in held if mutual.window.holds(element_of(raw).order)}
             for side in (self.ours, self.theirs):
-                lacking = {raw for raw in due - side.contents if not self.refuses(side, raw)}
+                known = {raw for raw in due if element_of(raw) in side.retired}
+                assert not side.contents & known, "what was retired came back"
+                lacking = due - side.contents - known
+                lacking = {raw for raw in lacking if not self.refuses(side, raw)}
                 assert not lacking, f"{len(lacking)} lacking: {sorted(lacking)[:3]}"
         return report
 
@@ -472,6 +483,7 @@ def run_world(seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> World:
     for module in (proof_module, comparison_module):
         monkeypatch.setattr(module, "MOVED_MAX", moved)
     monkeypatch.setattr(session_module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(session_module, "RETIRED_NAMED_MAX", world.rng.choice([2, 20, 4_096]))
     try:
         for _ in range(steps):
             world.arrive(world.rng.randint(0, 12))

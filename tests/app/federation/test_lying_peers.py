@@ -461,7 +461,7 @@ def test_a_peer_that_serves_what_was_not_wanted_plants_nothing(
             for name in ("view", "prepare_view", "elements_to_hash"):
                 honest = getattr(two.recon.index, name)
                 monkeypatch.setattr(
-                    two.recon.index, name, lambda key, _, f=honest: f(key, everything)
+                    two.recon.index, name, lambda key, _, __=(), f=honest: f(key, everything)
                 )
             report = await sync_with_peer(local_of(one), InProcessPeer(two), wanted)
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)

@@ -234,6 +234,8 @@ def test_cuts_are_bounded() -> None:
         cuts = replace(cuts.cut(b"u%d" % each), place=b"p%d" % each)
     assert len(cuts.pairs) == 8
     assert cuts.pairs[-1] == (b"p6", b"u19")
+    cuts = replace(cuts, place=b"p6").cut(b"u20")
+    assert cuts.pairs == ((b"", b"u20"),)
 
 
 @pytest.mark.parametrize("pairs", [[(b"x", b"y")], [(b"", bytes(16))] * 9])

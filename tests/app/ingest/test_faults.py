@@ -21,6 +21,8 @@ import pytest
 from app.errors import Code, Problem
 from app.ingest.prepare import Publication
 from app.server.limits import DEFAULT_LIMITS
+from app.store.entryrows import ContentState
+from app.store.groupwriter import Retiring
 from app.store.sqlite import SqliteDatabase
 from app.store.store import Store
 from tests.support.ingest import Ingest, open_ingest
@@ -113,6 +115,42 @@ async def test_wherever_a_write_to_the_log_fails_nothing_is_lost_and_it_recovers
             assert await ingest.store.entries.find("message-000100", "channel") is None
         assert failing_write > 10
         await check_everything_acknowledged(ingest, [0, 1])
+        assert await publish_batch(ingest, 2) == [None] * 20
+    assert_intact(path)
+
+
+async def retire(ingest: Ingest, digests: list[bytes]) -> Code | None:
+    found = Retiring(digests, "a test")
+    try:
+        await ingest.committer.call(lambda: ingest.store.writer.retire(found))
+    except Problem as problem:
+        return problem.code
+    return None
+
+
+async def test_wherever_a_write_fails_while_entries_are_retired_none_is_half_gone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store.db"
+    async with open_ingest(f"sqlite:///{path}") as ingest:
+        await publish_batch(ingest, 0)
+        store = ingest.store
+        ids = [f"message-{number:06}" for number in range(20)]
+        digests = [each for name in ids for each in await store.entries.digests_of(name, "channel")]
+        log_bytes = size_of(Path(f"{path}-wal"))
+        for failing_write in count():
+            with files_end_at(log_bytes + failing_write * WAL_FRAME_BYTES // 2):
+                code = await retire(ingest, digests)
+            if code is None:
+                break
+            assert code is Code.DISK_FULL
+            page = await store.channels.feed(0, 100, 1 << 20)
+            assert [len(page.entries), len(page.left_out)] == [20, 0]
+            assert await store.frames.retired_count() == 0
+        assert failing_write > 10
+        page = await store.channels.feed(0, 100, 1 << 20)
+        assert {each.state for each in page.left_out} == {ContentState.RETIRED}
+        assert [len(page.entries), await store.frames.retired_count()] == [0, 20]
         assert await publish_batch(ingest, 2) == [None] * 20
     assert_intact(path)
 
