@@ -94,6 +94,7 @@ class SetAside:
         # Retired elements that were named, by the side that lacks them.
         self._retired = Counter(e.lacked_by for e in aside.elements if e.code == RETIRED)
         self._retired_before = self._retired.copy()
+        self._cut: set[LackedBy] = set()
         # Elements that a cut leaves out, and that the other side has all the same.
         self.cut_in_vain_count = 0
 
@@ -109,6 +110,7 @@ class SetAside:
 
     def cut(self, lacked_by: LackedBy, until: bytes) -> None:
         """Leave out what the other side of `lacked_by` had retired by a moment, instead of naming it."""
+        self._cut.add(lacked_by)
         if lacked_by is LackedBy.HERE:
             self.theirs = self.theirs.cut(until)
         else:
@@ -153,6 +155,8 @@ class SetAside:
         """
         if element.code == RETIRED:
             self._retired[element.lacked_by] += 1
+            if element.lacked_by in self._cut:
+                return True  # answers that were on their way
         if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
             self.beyond_count += 1
             return False
