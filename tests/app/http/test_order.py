@@ -106,6 +106,7 @@ def node(tmp_path: Path, stores: Stores) -> Iterator[RunningNode]:
 def test_the_answer_is_that_of_an_ordering_fed_with_the_same_messages(
     node: RunningNode, seed: int
 ) -> None:
+    """Also if some of them are retired meanwhile, and for who asks afterwards for the first time."""
     rng = random.Random(seed)
     sent = random_graph(rng, writer_count=5, message_count=60, news_share=0.8)
     arriving = sorted(sent, key=lambda each: int(each.message_id[1:]) + rng.uniform(0, 4))
@@ -116,6 +117,9 @@ def test_the_answer_is_that_of_an_ordering_fed_with_the_same_messages(
         publish(node, arriving[at : at + 7])
         for each in arriving[at : at + 7]:
             ordering.add(*each)
+        for each in rng.sample(arriving[: at + 7], 2):
+            retired = {"message_id": each.message_id, "reason": "a test"}
+            node.http.post("/v1/retirements", json=retired).raise_for_status()
         items = walk(node, query, limit=rng.choice([1, 3, 1_000]))
         whole = page(node, query)
         assert ids(items) == [*ordering.confirmed, *ordering.tail]
@@ -130,6 +134,8 @@ def test_the_answer_is_that_of_an_ordering_fed_with_the_same_messages(
         assert ids(items)[: len(confirmed)] == confirmed
         confirmed = ordering.confirmed
     assert len(confirmed) > 5
+    newcomer = walk(node, {**query, "relayed": ["e", "nobody"]})
+    assert ids(newcomer) == [*ordering.confirmed, *ordering.tail]
     assert {each["sender_id"] for each in items} == set("abcde")
 
 
