@@ -131,6 +131,19 @@ class Caller:
         """The items of channels that the grants reach."""
         return [each for each in items if self.covers(each.channel_id)]
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether the grants reach figures of every channel, such as the metrics."""
+        return self.channels is None and self.rate is not Rate.ANONYMOUS
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the grants cover a scope: which parts a page shows."""
+        try:
+            self.require(scope, None)
+        except Problem:
+            return False
+        return True
+
     def require(self, scope: Scope, channel_id: str | None) -> None:
         """Raise `forbidden` unless the grants cover the scope and the channel, if one is named.
 
@@ -268,14 +281,22 @@ def unauthenticated(detail: str) -> Problem:
 def confined(caller: Caller, headers: Mapping[bytes, bytes], public_host: bytes = b"") -> Caller:
     """The caller of a request with an Origin: a page of another origin lacks the operator's scope.
 
-    Browsers send the Origin of a page, and no page can forge it. It distinguishes a page of this node
-    from any other page that is open on this machine and tries to use the machine's rights. A page of this
-    node has the host of the request, or `public_host` where a proxy names another one.
+    It distinguishes a page of this node from any other page that is open on this machine and tries to use
+    the machine's rights.
     """
-    _, _, origin_host = headers[b"origin"].partition(b"://")
-    if origin_host and origin_host in (headers.get(b"host"), public_host):
+    if is_of_this_node(headers, public_host):
         return caller
     return replace(caller, scopes=caller.scopes & SCOPES_OF_PAGES)
+
+
+def is_of_this_node(headers: Mapping[bytes, bytes], public_host: bytes = b"") -> bool:
+    """Whether the Origin of a request is this node.
+
+    Browsers send the Origin of a page, and no page can forge it. A page of this node has the host of the
+    request, or `public_host` where a proxy names another one.
+    """
+    _, _, origin_host = headers.get(b"origin", b"").partition(b"://")
+    return bool(origin_host) and origin_host in (headers.get(b"host"), public_host)
 
 
 class Authorizer(Protocol):

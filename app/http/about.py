@@ -24,7 +24,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from app.access.callers import Rate
 from app.errors import Code, Problem
 from app.http.admission import Anybody, NodeRoute, Reader
 from app.http.call import Form, Reply, json_only
@@ -162,7 +161,7 @@ async def readyz(call: Anybody) -> Reply:
 async def metrics(call: Reader) -> Reply:
     """Prometheus metrics, prefix `sdstore_`, of all workers. They need grants for every channel."""
     node = call.node
-    if call.caller.channels is not None or call.caller.rate is Rate.ANONYMOUS:
+    if not call.caller.sees_all:
         raise Problem(Code.FORBIDDEN, "the metrics are of every channel")
     if node.worker is None:
         text = await own_metrics(node)

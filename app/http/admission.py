@@ -578,7 +578,7 @@ class Admission:
         The answer learns who calls, also if that caller is refused.
         """
         node, query, answer = served.node, asgi[QUERY_KEY], asgi[ANSWER_KEY]
-        caller = _caller(served, asgi, headers)
+        caller = identified(served, asgi, headers)
         answer.who = caller.name
         # Callers on this machine have no rate limit, and pay nothing for that of others.
         bucket = None if caller.rate is Rate.FREE else node.access.rates.admit(caller)
@@ -663,7 +663,8 @@ def joined(raw_headers: Headers) -> Mapping[bytes, bytes]:
     return lists
 
 
-def _caller(served: Served, asgi: AsgiScope, headers: Mapping[bytes, bytes]) -> Caller:
+def identified(served: Served, asgi: AsgiScope, headers: Mapping[bytes, bytes]) -> Caller:
+    """The caller of a request; one with a wrong token is counted and logged. Raises Problem."""
     client = client_of(asgi)
     try:
         return served.authorizer.identify(client, headers)

@@ -24,6 +24,8 @@ from app.http.admission import Bodies, NodeRoute, QueryForm, Served, admission_o
 from app.http.call import EXCHANGE_KEY, Receive, Send
 from app.http.front import Front, HttpMetrics, Lane, RouteStats, refused
 from app.http.openapi import Document, describe
+from app.page import views
+from app.page.session import PageRoute
 from app.server.node import Node
 from app.server.settings import Settings
 
@@ -41,6 +43,7 @@ ROUTERS = (
     operators.quarantine_router,
     operators.retirements_router,
     about.router,
+    views.router,
 )
 SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants", "sds-filter")
 PAGE_HEADERS = (
@@ -96,14 +99,18 @@ class Application(FastAPI):
 
     @property
     def node_routes(self) -> Sequence[NodeRoute]:
-        """All routes, without the query forms."""
+        """The routes of the interface, without the query forms and the page."""
+        return [each for each in self._counted_routes if not isinstance(each, PageRoute)]
+
+    @property
+    def _counted_routes(self) -> Sequence[NodeRoute]:
         nodes = (route for route in self.routes if isinstance(route, NodeRoute))
         return [route for route in nodes if not isinstance(route, QueryForm)]
 
     def _stats(self) -> dict[Any, RouteStats]:
         """Counters by handler, which both forms of a route share."""
         stats = {}
-        for route in self.node_routes:
+        for route in self._counted_routes:
             is_operators = admission_of(route).scope is Scope.ADMIN
             stats[route.endpoint] = self.metrics.route(
                 route.method,

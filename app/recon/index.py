@@ -207,6 +207,20 @@ class NodeIndex:
         """The entries of a channel."""
         return self._sums.count(frozenset((group_of_entries(channel_no),)))
 
+    @property
+    def channels_count(self) -> int:
+        """The channels that have elements."""
+        return len(self._channels.numbers)
+
+    def spaced_digests(self, channel_id: str, most: int) -> list[bytes]:
+        """Digests of a channel's entries, evenly spaced: `most`, or all if there are fewer."""
+        number = self.number_of(channel_id)
+        if number is None:
+            return []
+        snapshot, rows = self.elements.rows_of((group_of_entries(number),))
+        rows = rows[np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)]
+        return [each.tobytes() for each in snapshot.ids_of(rows)]
+
     def number_of(self, channel_id: str) -> int | None:
         """The number of a channel that has elements."""
         return self._channels.numbers.get(channel_id)

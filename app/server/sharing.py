@@ -25,6 +25,10 @@ PROGRESS_BYTES_MIN = 64 * 1024
 METRICS_AGE_S_MAX = 1.0
 """Age of the metrics of several workers. A scrape asks every worker, which asks the database."""
 
+RETIRED_AGE_S_MAX = 10.0
+"""Age of the number of retired entries on the page, which every open page asks for: counting them is a scan of
+their table."""
+
 _T = TypeVar("_T")
 
 
@@ -292,4 +296,5 @@ class Sharing:
         self.live = Share(limits.live_unread_bytes_max, "bytes of events wait to be read", limits)
         self.metrics: SharedAnswer[bytes] = SharedAnswer(METRICS_AGE_S_MAX)
         self.lost_count: SharedAnswer[int] = SharedAnswer(0)
+        self.retired_count: SharedAnswer[int] = SharedAnswer(RETIRED_AGE_S_MAX)
         self.is_draining = False

@@ -290,6 +290,11 @@ class Arrivals:
         rows = await self._database.few(_received_at(self._sql), seq_of=seq)
         return int(rows[0][0]) if rows else None
 
+    async def received_at(self, seqs: Sequence[int]) -> list[tuple[int, int]]:
+        """When entries were first seen, each with its number, in no order; those that are gone are left out."""
+        rows = await self._database.among(_received_at_many(self._sql), list(seqs))
+        return [(int(at_ms), int(seq)) for at_ms, seq in rows]
+
     async def watermark(self) -> tuple[int, int]:
         """The sequence and claim numbers up to which everything is committed."""
         entries, claims = await self.arrived()
@@ -443,6 +448,12 @@ def _between(
 def _received_at(sql: SqlDialect) -> Query:
     wanted: Any = bindparam("seq_of", type_=BigInteger())
     return sql.query(select(messages.c.received_at_ms).where(messages.c.seq == wanted))
+
+
+@cache
+def _received_at_many(sql: SqlDialect) -> ManyQuery:
+    found = select(messages.c.received_at_ms, messages.c.seq)
+    return sql.among(messages.c.seq, found.where)
 
 
 @cache

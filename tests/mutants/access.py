@@ -21,6 +21,7 @@ _TAKEN_OVER = f"{_RELOAD}::test_a_policy_rates_and_what_strangers_may_do_change_
 _SENDERS = ("tests/app/http/test_senders.py",)
 _CALLERS = ("tests/app/test_callers.py",)
 _OPERATOR = ("tests/app/cli/test_operator.py",)
+_PAGE = ("tests/app/page/test_page.py",)
 
 
 def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _TOKENS) -> Fault:
@@ -49,6 +50,12 @@ FAULTS = [
         "app.access.operator:_serves",
         returns(True),
         _OPERATOR,
+    ),
+    _fault(
+        "the page takes forms of other origins",
+        "app.page.session:is_of_this_node",
+        returns(True),
+        _PAGE,
     ),
     _fault("two services use one data directory", "app.access.operator:_take", nothing, _OPERATOR),
     _fault("any secret will do", "app.access.tokens:compare_digest", returns(True)),

@@ -138,6 +138,7 @@ def test_a_node_of_a_wheel_does_the_readmes_minute_under_the_users_policy(
 ) -> None:
     with _serving(beside, tmp_path, SDSTORE_POLICY="app.rules:Moderation") as url:
         assert httpx.post(f"{url}/v1/messages", json=PUBLICATION).json()["outcome"] == "stored"
+        assert "Entries" in httpx.get(url).text
         got = _sdstore(beside, tmp_path, "get", "m1", "--json", "--node", url)
         assert json.loads(got)["message"]["content"] == "YnV6eg=="
         listed = json.loads(_sdstore(beside, tmp_path, "channels", "--json", "--node", url))

@@ -228,3 +228,14 @@ async def test_what_arrived_in_between_is_found_in_some_channels_and_in_all(stor
     assert await arrivals.places((121, 0)) is None
     assert await arrivals.places((0, 121)) is None
     await store.close()
+
+
+async def test_when_entries_arrived_is_read_by_their_numbers(stores: Stores) -> None:
+    store = await Store.open(stores.new_url(), DEFAULT_LIMITS)
+    store.begin_writing()
+    for number in range(5):
+        message = Message(f"m{number}", "c", lamport_timestamp=number, content=b"x")
+        store.writer.write([entry_of(encode(message))])
+    found = {seq: at_ms for at_ms, seq in await store.arrivals.received_at([5, 2, 9])}
+    assert found == {seq: await store.arrivals.received_at_ms(seq) for seq in (2, 5)}
+    await store.close()
