@@ -31,6 +31,7 @@ import unicodedata
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 
 from sdstore.participant import (
@@ -183,9 +184,11 @@ def connection_texts(event: Connection) -> list[str]:
 def status_texts(channel: ParticipantChannel, failing: str, connection: list[str]) -> list[str]:
     """The status in words, the longest text first; what matters most comes first in the short ones."""
     status, waiting = channel.status, channel.status.unacknowledged
+    known = replace(status, obstacle="")  # the connection and what fails are shown in any case
+    said = "" if status.obstacle and known.is_synced else f"{known}, "
     unacknowledged = f"{waiting} not yet acknowledged, " if waiting else ""
-    texts = [f"{failing}{status}, {unacknowledged}{each}" for each in connection]
-    return [*texts, f"{failing}{connection[-1]}, {status}"]
+    texts = [f"{failing}{said}{unacknowledged}{each}" for each in connection]
+    return [*texts, f"{failing}{connection[-1]}, {said}".removesuffix(", ")]
 
 
 async def read_lines(view: Screen, lines: asyncio.Queue[str]) -> None:

@@ -56,6 +56,9 @@ CANNOT_RUN = {
     "sdstore indexer general --as server --file server.db --node http://127.0.0.1:8000": (
         "runs until it is stopped: tests/app/cli/test_indexer.py"
     ),
+    "sdstore serve            # in one terminal": (
+        "an app for several people, each at a terminal: tests/test_small_app.py"
+    ),
     "sdstore quarantine list": ("needs messages in the quarantine: tests/app/test_policy.py"),
     'spark.read.format("sdstore").option("url", "sqlite:///data/sdstore.db").load()': (
         "lines of a Spark program: tests/pipeline/test_source.py and test_live.py run them"

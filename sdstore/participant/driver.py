@@ -160,10 +160,10 @@ class ParticipantDriver:
         draw: random.Random | None = None,
     ) -> None:
         if isinstance(stores, str):
-            raise TypeError("stores is a list of URLs, not one URL")
+            raise bad_argument("stores", stores, "a list of URLs, not one URL")
         check_argument("stores", stores, Sequence, "a list of URLs")
         if not stores:
-            raise ValueError("a driver needs at least one store")
+            raise bad_argument("stores", stores, "a list of at least one URL")
         for url in stores:
             check_argument("a store's URL", url, str, "a string")
         self.options = DriverOptions() if options is None else options
@@ -171,11 +171,11 @@ class ParticipantDriver:
         self.persistence = MemoryPersistence() if persistence is None else persistence
         self.now_ms = clock_ms
         connected = connect or (lambda url: AsyncStoreClient(url, options=self.options.client))
-        self.stores = Stores(
-            [Store(url, connected(url)) for url in dict.fromkeys(stores)],
-            self.options.back_off,
-            draw,
-        )
+        try:
+            connections = [Store(url, connected(url)) for url in dict.fromkeys(stores)]
+        except ValueError as error:  # of a wrong URL
+            raise LocalProtocolError("bad_argument", f"stores: {error}") from error
+        self.stores = Stores(connections, self.options.back_off, draw)
         self.access = StoreAccess(self.stores)
         self.outbox = Outbox(
             self.stores, self._on_published, self._on_attempt, self.options.copies_max
@@ -303,6 +303,14 @@ class ParticipantDriver:
         for channel in unsaved.values():
             channel.carry_out()
         return True
+
+    def obstacle(self, of_channel: str) -> str:
+        """What is in the way of a channel, the worst first, in words."""
+        if self._saving is not None:
+            return f"nothing can be saved ({self._saving.code})"
+        if of_channel or self._publishing is None:
+            return of_channel
+        return f"no store takes messages ({self._publishing.code})"
 
     def saving_failed(self, code: str, error: Exception) -> None:
         """Tell the applications, once for each cause, that nothing can be saved now."""
@@ -615,8 +623,9 @@ class ParticipantChannel:
 
     @property
     def status(self) -> Status:
-        """How complete the channel is here, and how many of our messages no store has yet."""
-        return replace(self.participant.status, unstored=self.participant.unstored_count)
+        """How complete the channel is here, and what stands in the way: `str(status)` says it."""
+        obstacle = self._driver.obstacle(self._follower.obstacle)
+        return replace(self.participant.store_status, obstacle=obstacle)
 
     async def leave(self) -> None:
         """Stop taking part. What is saved stays, and `join` continues from it.
@@ -703,6 +712,7 @@ class ParticipantChannel:
             self._follower.take_staged()
         if self._state_changes:
             self._driver.has_effects(self)
+        self._say_status()
 
     @property
     def _state_changes(self) -> list[tuple[str, bytes | None]]:
@@ -756,11 +766,14 @@ class ParticipantChannel:
         if self._kept is not None:
             self._kept.saved()
             self._kept.carried_out(batch.effects)
+        self._say_status()
+        batch.is_saved = True
+        batch.is_done.set()
+
+    def _say_status(self) -> None:
         if (status := self.status) != self._status:
             self._status = status
             self._events.put(status)
-        batch.is_saved = True
-        batch.is_done.set()
 
     def on_published(self, broadcast: Broadcast, outcome: PublishOutcome) -> None:
         """A store has a message of ours, or all refused it."""
@@ -801,8 +814,9 @@ class ParticipantChannel:
         return bool(effects)
 
     def say(self, event: ChannelEvent) -> None:
-        """Put an event for the application."""
+        """Put an event for the application, and the status if it is another one now."""
         self._events.put(event)
+        self._say_status()
 
     def saving_failed(self, code: str, error: Exception) -> None:
         """See `Inbox`."""

@@ -147,6 +147,17 @@ class Follower:
         return self._is_caught_up.is_set()
 
     @property
+    def obstacle(self) -> str:
+        """Why something of the stores can be missing here, in words; "" if nothing is known to be."""
+        if self.is_caught_up:
+            return "catching up" if self._has_staged else ""
+        states = {each.state: each for each in self._said.values()}
+        if "catching_up" in states:
+            return "catching up"
+        offline = states.get("offline")
+        return "no store answers" + (f" ({offline.code})" if offline is not None else " yet")
+
+    @property
     def cursor_changes(self) -> list[tuple[str, bytes | None]]:
         """Changes of the saved state: cursors of what the participant has received by now."""
         return [

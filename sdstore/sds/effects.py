@@ -137,8 +137,11 @@ class Status:
     """The state of a channel for people, whenever it changes.
 
     `missing`: messages known by reference only; `waiting`: messages received whose causes are
-    missing; `lost`: messages given up; `unacknowledged`: our messages that nobody acknowledged yet;
-    `unstored`: those of them that no store has yet, which a driver counts, because others may use no store.
+    missing; `lost`: messages given up; `unacknowledged`: our messages that nobody acknowledged yet.
+
+    A driver adds `unstored`: our messages that no store has, also given up ones; `refused`: our messages that all
+    stores refused and nobody acknowledged; `undelivered`: messages in the log that wait until the application confirms others;
+    `obstacle`: "no store answers", "catching up", "nothing can be saved" or "no store takes messages", with a reason.
     """
 
     missing: int = 0
@@ -146,11 +149,17 @@ class Status:
     lost: int = 0
     unacknowledged: int = 0
     unstored: int = 0
+    refused: int = 0
+    undelivered: int = 0
+    obstacle: str = ""
 
     @property
     def is_synced(self) -> bool:
-        """Whether every message that this participant knows of was delivered or is lost, and ours are stored."""
-        return not (self.missing or self.waiting or self.unstored)
+        """Whether all that is known was delivered without a gap, ours is stored, and no obstacle is known."""
+        return not (
+            self.missing or self.waiting or self.lost or self.unstored or self.refused
+            or self.undelivered or self.obstacle
+        )  # fmt: skip
 
     def __str__(self) -> str:
         parts = [
@@ -160,12 +169,14 @@ class Status:
                 (self.waiting, "waiting for their causes"),
                 (self.lost, "lost"),
                 (self.unstored, "not yet stored"),
+                (self.refused, "refused by the stores"),
+                (self.undelivered, "not yet delivered"),
             )
             if count
         ]
-        if self.is_synced:
-            parts.insert(0, "all synced")
-        return ", ".join(parts)
+        if self.obstacle:
+            parts.insert(0, self.obstacle)
+        return ", ".join(parts) or "all synced"
 
 
 Effect = (

@@ -103,7 +103,7 @@ class Outgoing:
         self._turn = turn
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
         self._active: OrderedDict[str, _Sent] = OrderedDict()
-        self._unstored: set[str] = set()  # of the active ones
+        self._unstored: set[str] = set()  # not acknowledged, also given up
         self._rejected: set[str] = set()  # of the active ones
         self._due: list[tuple[int, int, str]] = []
         self._seen: OrderedDict[int, _Seen] = OrderedDict()
@@ -118,8 +118,13 @@ class Outgoing:
 
     @property
     def unstored_count(self) -> int:
-        """Unacknowledged messages that no store has yet."""
+        """Unacknowledged messages that no store has yet, also given up ones."""
         return len(self._unstored)
+
+    @property
+    def rejected_count(self) -> int:
+        """Unacknowledged messages that all stores refused."""
+        return len(self._rejected)
 
     @property
     def newest(self) -> str | None:
@@ -152,7 +157,9 @@ class Outgoing:
         self._save(message_id, sent)
         while len(self._sent) > self._options.sent_max:
             oldest_id, oldest = self._sent.popitem(last=False)
-            if self._end(oldest_id) and not oldest.is_rejected:
+            was_active = self._end(oldest_id)
+            self._unstored.discard(oldest_id)
+            if was_active and not oldest.is_rejected:
                 oldest.acknowledgement = Acknowledgement.GIVEN_UP
                 self._turn.effects.append(GaveUp(oldest_id))
             self._turn.delete(SENT + oldest_id)
@@ -169,13 +176,12 @@ class Outgoing:
             if sent.is_rejected:
                 self._rejected.add(message_id)
                 return
-            if not sent.is_stored:
-                self._unstored.add(message_id)
             self._schedule(message_id, sent, elapsed_ms)
+        if not sent.is_stored and sent.acknowledgement is not Acknowledgement.ACKNOWLEDGED:
+            self._unstored.add(message_id)
 
     def _end(self, message_id: str) -> bool:
         """The message is not active any more; whether it was."""
-        self._unstored.discard(message_id)
         self._rejected.discard(message_id)
         return self._active.pop(message_id, None) is not None
 
@@ -274,6 +280,7 @@ class Outgoing:
 
     def _acknowledge(self, message_id: str, sent: _Sent) -> None:
         self._end(message_id)
+        self._unstored.discard(message_id)
         sent.acknowledgement = Acknowledgement.ACKNOWLEDGED
         sent.pair, sent.filters = None, ()
         self._turn.effects.append(Acknowledged(message_id))

@@ -207,9 +207,14 @@ class Participant:
         return None if self._unpublished is None else self._unpublished.message.message_id
 
     @property
-    def unstored_count(self) -> int:
-        """Messages of ours that no store has yet, and that are still published."""
-        return self._outgoing.unstored_count + (self._unpublished is not None)
+    def store_status(self) -> Status:
+        """`status` with `unstored`, `refused` and `undelivered`, for a participant that uses stores."""
+        return replace(
+            self.status,
+            unstored=self._outgoing.unstored_count + (self._unpublished is not None),
+            refused=self._outgoing.rejected_count,
+            undelivered=self._number - self._delivered,
+        )
 
     # ---- sending
 

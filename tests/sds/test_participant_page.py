@@ -61,6 +61,8 @@ def test_the_examples_run_one_after_the_other_and_print_what_they_say(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     examples = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    app = examples.pop(0)  # tests/test_small_app.py runs it
+    assert "__main__" in app
     assert len(examples) == 3
     names: dict[str, Any] = {"__name__": "example"}
     for example in examples:

@@ -78,7 +78,7 @@ def test_a_refused_message_is_not_broadcast_again_nor_counted_and_can_still_be_a
     ada.crash()
     assert not of(Broadcast, ada.wait(7_200, step_s=60))
     assert ada.participant.status.unacknowledged == 0
-    assert ada.participant.unstored_count == 0
+    assert ada.participant.store_status.unstored == 0
     heard = ada.hear(written("b1", NOON_MS + 1, id_of(bad)))
     assert of(Acknowledged, heard) == [Acknowledged(id_of(bad))]
     assert ada.participant.sent_state(id_of(bad)).is_rejected  # type: ignore[union-attr]
@@ -94,7 +94,7 @@ def test_an_ordered_message_enters_the_log_when_a_store_has_it() -> None:
     (published,) = of(Publish, effects)
     assert not of(Broadcast, effects)
     assert len(ada.log) == 0
-    assert ada.participant.unstored_count == 1
+    assert ada.participant.store_status.unstored == 1
     with pytest.raises(LocalProtocolError, match="unpublished"):
         ada.participant.send(b"second", NOON_MS)
     effects = ada.carry_out(ada.participant.stored(published.message_id))
