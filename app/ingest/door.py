@@ -102,6 +102,10 @@ class _Job:
     def items(self) -> int:
         return len(self.entries) + len(self.met) + (self.call is not None)
 
+    @property
+    def references(self) -> int:
+        return sum(len(entry.message.causal_history) for entry in self.entries)
+
 
 class GroupCommitter:
     """The only user of the store's writing side. Belongs to the event loop that starts it.
@@ -228,9 +232,13 @@ class GroupCommitter:
             while not self._waiting and not self._closing:
                 self._wake.wait()
             group: list[_Job] = []
-            items = size = 0
-            while self._waiting and (not group or self._fits(items, size, self._waiting[0])):
-                job = self._waiting.popleft()
+            items = size = references = 0
+            while self._waiting:
+                job = self._waiting[0]
+                references += job.references
+                if group and not self._fits(items + job.items, size + job.bytes, references):
+                    break
+                self._waiting.popleft()
                 items, size = items + job.items, size + job.bytes
                 group.append(job)
             self.counters.queue_items -= items
@@ -262,10 +270,12 @@ class GroupCommitter:
         if self.damage is None and is_damage(fault):
             self.damage = self.fault
 
-    def _fits(self, items: int, size: int, job: _Job) -> bool:
+    def _fits(self, items: int, size: int, references: int) -> bool:
         limits = self._limits
-        return items + job.items <= limits.group_items_max and (
-            size + job.bytes <= limits.group_bytes_max
+        return (
+            items <= limits.group_items_max
+            and size <= limits.group_bytes_max
+            and references <= limits.group_references_max
         )
 
     def _write_or_retry(self, group: list[_Job]) -> list[Answer]:
@@ -601,14 +611,20 @@ class Door:
         met = [
             each for relayed in prepared if isinstance(relayed, Relayed) for each in _met(relayed)
         ]
+        written: list[Written] = []
         try:
             if entries:
                 self._check_disk(entries)
-            written = (
-                await self._committer.submit(entries, met, source=source) if entries or met else []
-            )
+            # One after the other, so that other callers' messages come in between.
+            for part in self._parts(entries):
+                written += await self._committer.submit(part, met, source=source)
+                met = []
+            if met:
+                await self._committer.submit([], met)
         except Problem as problem:
-            return [each if isinstance(each, Problem) else problem for each in prepared]
+            if not written:
+                return [each if isinstance(each, Problem) else problem for each in prepared]
+            written += [problem.detached() for _ in entries[len(written) :]]
         results = iter(written)
         return [
             _stored(each, next(results))
@@ -618,6 +634,17 @@ class Door:
             else each
             for each in prepared
         ]
+
+    def _parts(self, entries: Sequence[NewEntry]) -> Iterator[Sequence[NewEntry]]:
+        """Entries with no more references than a group writes, or one entry."""
+        start = references = 0
+        for number, entry in enumerate(entries):
+            references += len(entry.message.causal_history)
+            if references > self._limits.group_references_max and number > start:
+                yield entries[start:number]
+                start, references = number, len(entry.message.causal_history)
+        if entries:
+            yield entries[start:]
 
     async def publish_claims(self, claims: Sequence[tuple[bytes, bytes]]) -> list[Problem | None]:
         """Write hints on known entries, (digest, hint) each; returns the refusal of each, or None.

@@ -255,6 +255,9 @@ class Limits:
         8_192, "messages", "a larger group touches each index page less often; this one takes 0.4 s"
     )
     group_bytes_max: int = _bound(16 * MIB, "bytes of frames", "memory of one transaction")
+    group_references_max: int = _bound(
+        16_384, "entries of histories", "if nobody named them before, a group takes about a second"
+    )
     ingest_queue_items_max: int = _bound(
         65_536, "messages", "about two seconds of writing; beyond it callers get 503"
     )

@@ -72,15 +72,17 @@ class RetentionRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    channels: tuple[str, ...] = ()
-    channel_prefixes: tuple[str, ...] = ()
+    channels: list[str] = []
+    channel_prefixes: list[str] = []
     max_age_s: float | None = Field(None, gt=0, le=10**10)
     max_count: int | None = Field(None, ge=0, lt=2**63)
     max_bytes: int | None = Field(None, ge=0, lt=2**63)
 
     def covers(self, channel_id: str) -> bool:
         """Whether the rule is about a channel, if none before it is."""
-        is_named = channel_id in self.channels or channel_id.startswith(self.channel_prefixes)
+        is_named = channel_id in self.channels or channel_id.startswith(
+            tuple(self.channel_prefixes)
+        )
         return is_named or not (self.channels or self.channel_prefixes)
 
     @property
@@ -429,4 +431,6 @@ def _first_fault(error: ValidationError, provenance: Mapping[str, str]) -> str:
     fault = error.errors(include_url=False)[0]
     name = str(fault["loc"][0])
     what = "no such setting" if fault["type"] == "extra_forbidden" else fault_text(fault)
-    return f"{name} ({provenance[name]}): {what}"
+    # Within a table: its place in the list and the key.
+    place = "".join(f".{each}" for each in fault["loc"][1:]) if len(fault["loc"]) > 2 else ""
+    return f"{name}{place} ({provenance[name]}): {what}"

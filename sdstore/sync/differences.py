@@ -367,11 +367,6 @@ class Ledger:
         self.has_doubts |= any(each.element_id in self.kept_before for each in elements)
         self.dropped |= {each.element_id for each in stored} & self.kept_before
 
-    def forget_answers(self) -> None:
-        """Forget what the peer acknowledged: it may have another policy since."""
-        self.acknowledged.clear()
-        self.doubted.clear()
-
     @property
     def offered_count(self) -> int:
         """How many elements the peer lacked."""

@@ -276,13 +276,37 @@ def test_what_could_not_be_sent_is_sent_in_the_session_after_it_is_mended() -> N
     lost = content(9, "lost")
     ours.add(lost)
     ours.lose(lost)
-    for _ in range(2):
+    for requests_count in (2, 1):  # the first one asks for it, too
         report, memory = synced(ours, peer, memory)
         assert (report.proved, report.set_aside_count) == (True, 1)
+        assert len(peer.requests) == requests_count
     assert was_over_news(peer)
     ours.add(lost)  # published here again
     report, memory = synced(ours, peer, memory)
     assert (report.proved, report.entries_sent, report.set_aside_count) == (True, 1, 0)
+    assert theirs.contents == ours.contents
+
+
+def test_refusals_of_a_policy_that_changes_meanwhile_are_offered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer has a new policy, up to the second push; from then on the peer takes everything."""
+    monkeypatch.setattr(content_module, "MOVE_ELEMENTS_MAX", 2)
+    ours, theirs, _, memory = proved_pair()
+    pushes = 0
+
+    def change(request: ReconRequest) -> None:
+        nonlocal pushes
+        pushes += bool(request.push)
+        theirs.policy += bool(request.push) and pushes <= 2
+
+    theirs._refuses = lambda _: pushes < 2
+    for raw in contents(300, 305):
+        ours.add(raw)
+    report, _ = synced(ours, MemoryPeer(theirs, asked=change), memory)
+    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+    assert report.entries_refused > 0
+    assert report.set_aside_count == 0
     assert theirs.contents == ours.contents
 
 

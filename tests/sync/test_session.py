@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from recon.agreement import Interest
-from recon.limits import ID_BYTES
+from recon.agreement import Interest, is_own_nonce
+from recon.limits import ID_BYTES, NONCE_BYTES
 from sdstore.sync.driver import sync_with_peer
 from sdstore.sync.memory import RETRY_FACTOR, RETRY_S_MIN, PeerMemory
 from sdstore.sync.report import Progress, SyncCode, SyncError, SyncOutcome, SyncReport
@@ -210,7 +210,26 @@ def test_a_peer_to_which_more_comes_than_it_looks_at_is_accused_of_nothing() -> 
     peer = MemoryPeer(theirs, asked=lambda _: theirs.add(next(more)))
     report, _ = synced(MemoryReplica(CONTENTS[:60]), peer)
     assert (report.outcome, report.detail, report.proved) == (SyncOutcome.IN_SYNC, "", False)
+    assert len(peer.requests) <= 12
     assert theirs.contents >= set(CONTENTS[:80])
+
+
+@pytest.mark.parametrize("restarts_count", [2, 3])
+def test_a_peer_may_be_started_anew_twice_before_it_answers(restarts_count: int) -> None:
+    def start_anew(_: ReconRequest) -> None:
+        if (number := len(peer.requests)) <= 1 + restarts_count:
+            peer.nonce = number.to_bytes(NONCE_BYTES)
+
+    peer = MemoryPeer(MemoryReplica(CONTENTS[:9]), asked=start_anew)
+    report, _ = synced(MemoryReplica(), peer)
+    assert (report.outcome is SyncOutcome.IN_SYNC) == (restarts_count == 2), report
+
+
+def test_a_node_recognises_the_nonces_of_its_sessions() -> None:
+    peer = MemoryPeer(MemoryReplica(CONTENTS[:9]))
+    asyncio.run(sync_with_peer(MemoryReplica(), peer, EVERYTHING, nonce_secret=bytes(32)))
+    nonces = {each.session.initiator_nonce for each in peer.requests} - {b""}
+    assert [is_own_nonce(each, bytes(32)) for each in nonces] == [True]
 
 
 class Withholding(MemoryPeer):
@@ -313,6 +332,8 @@ def test_lost_content_that_a_peer_cannot_serve_is_asked_of_it_after_ever_longer_
             _, memory = synced(ours, peer, memory, clock=lambda at_s=at_s: at_s)
             assert any(each.HasField("fetch") for each in peer.requests) is is_asked, wait_s
         now_s += wait_s + 2
+    [asked] = memory.lost_asked
+    assert abs(asked.again_at_s - at_s - RETRY_S_MIN * RETRY_FACTOR**3) < 60
 
 
 def test_the_report_of_a_session_that_ends_early_claims_nothing() -> None:

@@ -65,8 +65,8 @@ def test_the_first_rule_that_covers_a_channel_says_how_much_of_it_is_kept(
     )
     size = len(encode(message(5, "bytes", sender_id="s", content=b"x" * 100)))
     rules = [
-        RetentionRule(channels=("whole",)),
-        RetentionRule(channel_prefixes=("by",), max_bytes=3 * size),
+        RetentionRule(channels=["whole"]),
+        RetentionRule(channel_prefixes=["by"], max_bytes=3 * size),
         RetentionRule(max_count=2),
     ]
     with running_node(tmp_path, LIMITS, retention=rules, **database) as node:
@@ -160,7 +160,9 @@ def test_a_dry_run_says_what_rules_would_retire_and_reload_takes_them_over(
             '{"channels": []}\n'
         )
         file.write_text("[[retention]]\nmax_count = -1\n")
-        assert re.search("retention.*greater than", cli("reload", "--node", url).err)
+        assert re.search(
+            r"retention\.0\.max_count .*greater than", cli("reload", "--node", url).err
+        )
 
 
 COUNT = 3_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,9 @@ from app.entries import MetId, OutcomeKind, WriteResult
 from app.errors import Code, Problem
 from app.ingest.door import Committed, Door
 from app.ingest.prepare import Publication
-from app.server.limits import Limits
+from app.server.limits import DEFAULT_LIMITS, Limits
 from app.store.store import Store
+from sdstore.sds.model import HistoryEntry
 from tests.support.ingest import Ingest, open_ingest
 from tests.support.publications import content_frame
 from tests.support.stores import Stores
@@ -55,6 +57,29 @@ async def test_whatever_waits_while_a_commit_runs_shares_the_next(stores: Stores
         disk.may_go_on.release(2)
         await asyncio.gather(first, *others)
         assert disk.groups == [1, 19]
+
+
+async def test_long_histories_are_written_in_parts_and_others_wait_for_one_of_them(
+    stores: Stores,
+) -> None:
+    limits = replace(DEFAULT_LIMITS, group_references_max=8)
+    async with open_ingest(stores.new_url(), limits) as ingest:
+        disk = SlowDisk(ingest.store)
+        spam = [
+            Publication(content_frame(n, history=tuple(HistoryEntry(f"{n}-{k}") for k in range(5))))
+            for n in range(1, 5)
+        ]
+        floods = [
+            asyncio.create_task(ingest.door.publish_many(each)) for each in (spam[:3], spam[3:])
+        ]
+        other = asyncio.create_task(publish_numbers(ingest.door, [0]))
+        await asyncio.to_thread(disk.entered.acquire)  # by then all three are in the queue
+        disk.may_go_on.release(2)
+        await other
+        disk.may_go_on.release(9)
+        outcomes = [each for flood in floods for each in await flood]
+        assert [each.kind for each in outcomes] == [OutcomeKind.STORED] * 4  # type: ignore[union-attr]
+        assert disk.groups == [1, 2, 1, 1]
 
 
 async def test_a_duplicate_is_answered_by_the_commit_of_the_first_copy(stores: Stores) -> None:
