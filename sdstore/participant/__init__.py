@@ -4,6 +4,7 @@
 docs/python.md shows how they are used.
 """
 
+from sdstore.client.clients import AsyncStoreClient
 from sdstore.client.exchange import ClientOptions, Retry
 from sdstore.errors import LocalProtocolError, SdstoreError, StoreError
 from sdstore.ordering import Change, OrderingError, Roles
@@ -46,6 +47,7 @@ __all__ = [
     "Acknowledged",
     "Acknowledgement",
     "AsyncMvdsSession",
+    "AsyncStoreClient",
     "BackOff",
     "BackfillProgress",
     "Change",
