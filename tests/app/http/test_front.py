@@ -115,8 +115,13 @@ async def test_a_stream_that_is_cut_closes_its_generator(
         if message.get("body"):
             raise OSError("the client has left")
 
+    sent = iter([{"type": "http.request", "body": b'{"digests": []}', "more_body": False}])
+
     async def body() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": b'{"digests": []}', "more_body": False}
+        if (message := next(sent, None)) is None:
+            await asyncio.Event().wait()  # a server says nothing more until the client is gone
+            raise AssertionError
+        return message
 
     scope = {
         "type": "http",
