@@ -1,7 +1,7 @@
 """Write the pictures of README.md anew: `python -m tools.screenshots [FOLDER]`, docs/pictures unless named.
 
-Two nodes on loopback diverge and sync; a real Chromium looks at one of them. The range bar of README.md is what
-a session showed on its way, drawn by the page itself.
+Two nodes on loopback diverge and sync; a real Chromium looks at one of them. The range bar of README.md is an
+example of a session on its way, drawn by the page itself.
 """
 
 from __future__ import annotations
