@@ -341,7 +341,8 @@ def verbs_of_a_node(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
 
 
 NODE_VERBS = dict(verbs_of_a_node(typer.main.get_command(app)))
-del NODE_VERBS["wait"]  # asks /readyz only
+for its_own in ("wait", "indexer"):  # one asks /readyz only, one runs until it is told to stop
+    del NODE_VERBS[its_own]
 VALUES = {"HEX": "00", "DIGEST": "00" * 32, "PEER_URL": "http://store.example"}
 OPTIONS = {
     "interests set": ["--all"],
