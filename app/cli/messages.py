@@ -81,7 +81,7 @@ from sdstore.client.records import (
 from sdstore.errors import StoreError
 from sdstore.ordering import Roles, RolesChange
 from sdstore.sds.codec import decode, to_json
-from sdstore.sds.model import frame_hash
+from sdstore.sds.model import VOTE, frame_hash
 
 verbs = typer.Typer()
 
@@ -635,8 +635,10 @@ def message_table(document: dict[str, Any]) -> Table:
 
 
 def content_preview(message: dict[str, Any]) -> str:
-    """The beginning of a message's content: as text, or in hexadecimal if it is not UTF-8."""
+    """The beginning of a message's content: as text, or in hexadecimal if it is not UTF-8; `(vote)` of an indexer's vote."""
     content = base64.b64decode(message.get("content", ""))
+    if content.startswith(VOTE):
+        return "(vote)"
     try:
         text = content.decode()
     except UnicodeDecodeError:

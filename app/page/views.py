@@ -418,6 +418,7 @@ async def _channel_arrivals(node: Node, channel_id: str, count: int) -> list[tup
 def _row(stored: dict[str, Any]) -> dict[str, Any]:
     """A message of a list."""
     message, meta = from_json(stored["message"]), stored["meta"]
+    start = message.content[: 4 * NAME_CHARACTERS]
     return {
         "digest": meta["digest"],
         "message_id": message.message_id,
@@ -425,7 +426,7 @@ def _row(stored: dict[str, Any]) -> dict[str, Any]:
         "lamport": message.lamport_timestamp,
         "received_at": meta["received_at"],
         "bytes": len(message.content),
-        "preview": message.content[: 4 * NAME_CHARACTERS].decode("utf-8", "replace"),
+        "preview": "(vote)" if message.is_vote else start.decode("utf-8", "replace"),
         "variants": len(meta.get("variants") or ()),
     }
 

@@ -73,6 +73,9 @@ def test_an_indexer_confirms_what_people_say_over_kills_and_ends_as_other_verbs_
         person.say(b"dig")
         with indexer("server", tmp_path, *nodes) as process:
             before = person.until_confirmed(["server"])
+            shown = cli("order", "plans", "--indexer", "server", "--node", node.url).out
+            assert "(vote)" in shown
+            assert "sds-vote" not in shown
             assert (
                 cli("indexer", "plans", "--as", "server", "--file", tmp_path / "server.db").code
                 == 6
