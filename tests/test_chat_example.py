@@ -127,7 +127,7 @@ def test_a_chat_that_runs_already_and_text_that_would_control_the_terminal(tmp_p
 def test_a_wrong_url_is_an_error_in_words(tmp_path: Path) -> None:
     with person("ada", "http://[::1", tmp_path) as ada:
         assert ada.ended() == 1
-        assert ada.shows(r"chat.py: http://\[::1 is not a URL")
+        assert ada.shows(r"chat.py: bad_argument: stores: http://\[::1 is not a URL")
         assert not ada.shows("Traceback")
 
 
@@ -139,7 +139,7 @@ def test_a_password_in_a_url_is_never_shown(tmp_path: Path) -> None:
         assert not eve.shows("secret")
     with person("ada", with_password("http://[::1"), tmp_path) as ada:
         assert ada.ended() == 1
-        assert ada.shows(r"chat.py: http://\[::1 is not a URL")
+        assert ada.shows(r"chat.py: bad_argument: stores: http://\[::1 is not a URL")
         assert not ada.shows("secret")
 
 

@@ -422,6 +422,8 @@ class Content:
     def __init__(self, shared: Shared, move: Move, view: View, initiator: Initiator) -> None:
         self.books = Books(shared)
         self.inbox = Inbox(shared, self.books, initiator)
+        self.unsent_ids: set[bytes] = set()
+        """Entries that the peer lacks and whose content is lost here: it need not be asked for them."""
         self._shared = shared
         self._move = move
         self._view = view
@@ -535,6 +537,8 @@ class Content:
                 named = _named(self._shared.claim_id, item, element)
                 is_retired = item.absent.reason == recon_pb2.RETIRED
                 self.books.set_aside_entry(LackedBy.THERE, named, RETIRED if is_retired else LOST)
+                if not is_retired:
+                    self.unsent_ids.add(element.element_id)
             elif entry := self._shared.aside.get(entry_id):
                 self.books.set_aside(LackedBy.THERE, element, entry.code, entry_id)
             elif entry_id not in beside and entry_id not in self.moved.offered:

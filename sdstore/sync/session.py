@@ -529,7 +529,7 @@ class Sync:
     def _settle_lost(self, content: Content) -> None:
         """Remember which lost entries this peer could not serve."""
         asked_ids = self._lost.keys() if self._fetches_lost else set()
-        in_vain = asked_ids - content.inbox.mended_ids
+        in_vain = (asked_ids | content.unsent_ids) - content.inbox.mended_ids
         self._memory = self._memory.asked_in_vain(in_vain, self._shared.now_s)
         self._course.mended_count += len(content.inbox.mended_ids)
         self._lost_count -= len(content.inbox.mended_ids)

@@ -61,8 +61,18 @@ def test_a_changed_character_never_gives_another_kind_of_fault(data: st.DataObje
 
 
 @pytest.mark.parametrize(
-    "position", [(1,), (2**63, 1), ("1", 1), (1, 2, 3), (), (True, 1), (None, 1), (1, [1])]
+    "position",
+    [
+        (),
+        (1, "id"),
+        (2**63, "id", "ab"),
+        ("1", "id", "ab"),
+        (1, "id", "ab", 3),
+        (True, "id", "ab"),
+        (None, "id", "ab"),
+        (1, ["id"], "ab"),
+    ],
 )
 def test_a_position_of_another_shape_is_invalid(position: tuple[object, ...]) -> None:
-    token = OURS.write(CursorKind.ARRIVAL, *position)  # type: ignore[arg-type]
-    assert refusal(CursorKind.ARRIVAL, token) is Code.INVALID_CURSOR
+    token = OURS.write(CursorKind.LOG, *position)  # type: ignore[arg-type]
+    assert refusal(CursorKind.LOG, token) is Code.INVALID_CURSOR
