@@ -401,11 +401,8 @@ def retention(
 def _rule_text(rule: Mapping[str, Any]) -> str:
     """A rule for people."""
     names = [*rule["channels"], *[f"{prefix}*" for prefix in rule["channel_prefixes"]]]
-    bounds = [
-        f"{name} {rule[name]:,}"
-        for name in ("max_age_s", "max_count", "max_bytes")
-        if rule[name] is not None
-    ]
+    units = {"max_age_s": "s of age", "max_count": "messages", "max_bytes": "bytes"}
+    bounds = [f"{rule[name]:,} {unit}" for name, unit in units.items() if rule[name] is not None]
     kept = f"at most {', '.join(bounds)}" if bounds else "everything"
     return printable(f"{', '.join(names) or 'every other channel'}: {kept}")
 
