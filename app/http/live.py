@@ -65,8 +65,8 @@ LIVE_BODY_BYTES_MAX = 512 * 1024
 Compress = Annotated[
     bool,
     Query(
-        description="by Accept-Encoding, zstd or gzip. Whoever sees the network learns lengths: not for streams "
-        "that mix secrets with what strangers write"
+        description="zstd or gzip, by Accept-Encoding. Compressed lengths leak content to an observer of the network: "
+        "do not use it for streams that mix secrets with what strangers write"
     ),
 ]
 
@@ -96,8 +96,8 @@ async def live(
     """New messages of every channel as they come, and before them those after a cursor.
 
     Events: `message` (as stored; its ID is a cursor of the feed), `relayed` (a sync or ephemeral message, not
-    stored, no ID), `left_out` (a stored message whose content is lost), `superseded`, `retired` and `released` (events about a message, while
-    the reader is connected), `gap` (the reader missed messages: the
+    stored, no ID), `left_out` (a stored message whose content is lost), `superseded`, `retired` and `released` (what
+    happened to a message while the reader was connected), `gap` (the reader missed messages: the
     feed after its `cursor` has them, unless that answers 410 because the database went back). With senders also
     `confirmed` and, if ordering fails, `problem`. Comments carry IDs too, from the first one on.
     """

@@ -132,7 +132,7 @@ class Packer:
 
 
 READER_GROUPS = 16
-"""A reader costs some 80 us an event: 1,000 that are woken at once would keep a request waiting for 80 ms."""
+"""An event costs some 80 us for each reader: waking 1,000 readers at once would delay requests by 80 ms."""
 
 LiveEvent = LiveMessage | Skip | Heartbeat
 Wanted = Callable[[str], bool]

@@ -210,7 +210,7 @@ def problem_page(asgi: AsgiScope, node: Node, problem: Problem, headers: Headers
         "is_anonymous": True,
     }
     told = [(name.lower().encode(), each.encode()) for name, each in problem.headers.items()]
-    # A page signs in by its form; browsers know no dialogue for `Bearer`.
+    # The page signs in with a form: browsers have no dialogue for `Bearer`.
     told = [each for each in told if each[0] != b"www-authenticate"]
     document = problem.document()
     values = {**nobody, "problem": document}

@@ -3,7 +3,7 @@
 A browser keeps a cookie named by the node's ID, because browsers send the cookies of one port to all ports of
 a host: two nodes on one host have two cookies. The cookie contains the access token, sealed with a secret of the
 database, so another service on the host that gets the cookie learns no token. Only routes of the page read it;
-`/v1` takes bearer tokens only. It holds until the token ends, at most `SIGNED_IN_S`.
+`/v1` takes bearer tokens only. It is valid until the token expires, at most for `SIGNED_IN_S`.
 
 A cookie alone would let any site on the host act for whoever is signed in, so a request that changes something
 must come from a page of this node: its Origin is checked before anything else.
@@ -34,7 +34,7 @@ from app.server.node import Node
 from app.server.sharing import Turns
 
 SIGNED_IN_S = 12 * 3600
-"""How long a cookie holds: a day's work."""
+"""How long a cookie is valid: a working day."""
 
 COOKIE_BYTES_MAX = 4_096
 """As browsers have it."""
@@ -100,7 +100,7 @@ class PageAdmission(Admission):
         # Pages ask routes for their JSON, whole.
         plain = {name: each for name, each in headers.items() if name != b"if-none-match"}
         plain[b"accept"] = Form.JSON.value
-        # Who signs in, and the style sheet of that page, need no token, and so none that has ended is in the way.
+        # Signing in and the style sheet need no token, so an expired one must not prevent them.
         is_open = self.scope is Scope.OPEN
         if not is_open and b"authorization" not in plain and (token := token_of(node, headers)):
             plain[b"authorization"] = _bearer(token)
@@ -135,7 +135,7 @@ class PageRoute(NodeRoute):
             headers: Headers = []
             has_cookie = cookie_name(node).encode() in request.headers.get("cookie", "").encode()
             if problem.code is Code.UNAUTHENTICATED and has_cookie:
-                # Of a token that has ended. A visit by a link of another site comes without the cookie.
+                # Its token has expired. (A request that follows a link from another site has no cookie.)
                 headers.append(signed_out(node, is_secure=request.url.scheme == "https"))
             return problem_page(request.scope, node, problem, headers)
 

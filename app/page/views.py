@@ -1,8 +1,7 @@
 """The routes of the page. Each calls what the routes of `app.http` call, mostly those routes themselves.
 
-A page is complete without its script, which only keeps parts of it up to date: a stream sends a part, as HTML,
-whenever it has changed, and the script puts it in the place of the one with its ID. What changes something is a
-form; its reply leads back to a page.
+A page is complete without its script, which only keeps parts of it up to date: a stream sends each part that changed,
+as HTML, and the script replaces the element with the same ID. Actions are forms, which redirect back to a page.
 """
 
 from __future__ import annotations

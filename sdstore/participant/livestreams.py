@@ -34,7 +34,7 @@ class FellBehindError(Exception):
 
 
 class ChannelStream:
-    """The live messages of one channel. `cursor`: the place after the last one that was taken, at first the start."""
+    """The live messages of one channel. `cursor`: after the last message taken; initially the start."""
 
     def __init__(self, on_left_out: LeftOut) -> None:
         self.cursor: str | None = None
